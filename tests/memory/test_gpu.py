@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwise.memory.gpu.order import order_with_late_sums
 from meshwise.memory.gpu.target import GPU
 from meshwise.memory.local_program import (
     InstructionKind,
@@ -14,7 +15,6 @@ from meshwise.memory.local_program import (
     LocalProgram,
     LocalValue,
 )
-from meshwise.memory.order import depth_first_order
 
 INPUT, FUSIBLE = InstructionKind.INPUT, InstructionKind.FUSIBLE
 VIEW, BARRIER = InstructionKind.VIEW, InstructionKind.BARRIER
@@ -102,8 +102,8 @@ def test_what_passes_a_barrier_waits_for_all_that_passes() -> None:
     # It has no buffer of its own.
     assert made_by(made) == [(1,), (2,), (3,), (5,), (6,)]
     assert [step.reads for step in made.steps] == [(0,), (0,), (1, 2), (1, 3), (1,)]
-    order = GPU.order(made, [LocalValue(*row, 0, 0) for row in rows])
-    assert order.index(3) > max(order.index(i) for i in (0, 1, 2))
+    for order in GPU.orders(made, [LocalValue(*row, 0, 0) for row in rows]):
+        assert order.index(3) > max(order.index(i) for i in (0, 1, 2))
 
 
 def test_a_cheap_value_that_passes_a_barrier_is_not_computed_again() -> None:
@@ -153,11 +153,11 @@ def test_the_order_runs_each_instruction_once_after_what_it_reads(
     drawn: tuple[Instructions, list[LocalValue]],
 ) -> None:
     program, values = drawn
-    order = depth_first_order(program, values)
-    assert sorted(order) == list(range(len(program.steps)))
-    place = {i: now for now, i in enumerate(order)}
-    for i, step in enumerate(program.steps):
-        assert all(place[j] < place[i] for j in (*step.reads, *step.after))
+    for order in GPU.orders(program, values):
+        assert sorted(order) == list(range(len(program.steps)))
+        place = {i: now for now, i in enumerate(order)}
+        for i, step in enumerate(program.steps):
+            assert all(place[j] < place[i] for j in (*step.reads, *step.after))
 
 
 @st.composite
@@ -179,10 +179,54 @@ def donating_programs(draw: st.DrawFn) -> LocalProgram:
 @given(donating_programs())
 def test_the_order_runs_what_reads_a_donated_argument_first(program: LocalProgram) -> None:
     made = GPU.instructions(program)
-    place = {i: now for now, i in enumerate(GPU.order(made, program.values))}
-    assert sorted(place) == list(range(len(made.steps)))
     makers = {b: i for i, step in enumerate(made.steps) for b in step.defines}
-    for result in made.over_input:
-        for i, step in enumerate(made.steps):
-            is_reader = program.aliases[result] in step.reads and i != makers[result]
-            assert not is_reader or place[i] < place[makers[result]]
+    for order in GPU.orders(made, program.values):
+        place = {i: now for now, i in enumerate(order)}
+        assert sorted(place) == list(range(len(made.steps)))
+        for result in made.over_input:
+            for i, step in enumerate(made.steps):
+                is_reader = program.aliases[result] in step.reads and i != makers[result]
+                assert not is_reader or place[i] < place[makers[result]]
+
+
+def order_of(
+    sizes: list[int],
+    reads: list[tuple[int, ...]],
+    results: tuple[int, ...],
+    *,
+    sums: tuple[int, ...] = (),
+    products: tuple[int, ...] = (),
+) -> list[int]:
+    """The order of XLA:GPU's list scheduler, of instructions that make a value each."""
+    steps = [LocalInstruction(i, r, (), (i,), ()) for i, r in enumerate(reads)]
+    values = [
+        LocalValue(OPAQUE, r, size, 0, 0, is_summed=i in sums, is_product=i in products)
+        for i, (r, size) in enumerate(zip(reads, sizes, strict=True))
+    ]
+    program = Instructions(
+        steps=tuple(steps), results=results, over_input=frozenset(), num_values=len(steps)
+    )
+    return order_with_late_sums(program, values)
+
+
+def test_what_frees_memory_runs_before_what_takes_it() -> None:
+    # 0 -> 1 (large) -> 3 (small); 0 -> 2 (large) -> 4 (small).
+    reads: list[tuple[int, ...]] = [(), (0,), (0,), (1,), (2,)]
+    assert order_of([10, 100, 100, 1, 1], reads, (3, 4)) == [0, 1, 3, 2, 4]
+
+
+@pytest.mark.parametrize(("sums", "order"), [((), [0, 1, 2, 3, 4]), ((3,), [0, 2, 4, 1, 3])])
+def test_gradients_of_weights_that_are_summed_run_last(
+    sums: tuple[int, ...], order: list[int]
+) -> None:
+    # A cotangent (0); the gradient of a weight (1) and its sum (3); the next cotangent (2, 4).
+    reads: list[tuple[int, ...]] = [(), (0,), (0,), (1,), (2,)]
+    found = order_of([100, 10, 100, 10, 100], reads, (3, 4), sums=sums, products=(0, 1, 2, 4))
+    assert found == order
+
+
+def test_what_another_product_needs_is_not_late() -> None:
+    # The sum of a product (1) over devices feeds the next product (2).
+    reads: list[tuple[int, ...]] = [(), (0,), (1,), (0,), (3,)]
+    found = order_of([8, 1, 4, 2, 9], reads, (2, 4), sums=(1, 4), products=(0, 2, 3))
+    assert found == [0, 1, 2, 3, 4]

@@ -45,7 +45,7 @@ def peak_of(program: LocalProgram) -> int:
     """Heap of all that is not an argument, results included."""
     fused = TARGET.instructions(program)
     sizes = [value.num_bytes for value in program.values]
-    order = TARGET.order(fused, program.values)
+    (order,) = TARGET.orders(fused, program.values)
     return heap_bytes(most_live(fused, sizes, frozenset(), {}, order).lifetimes)
 
 

@@ -47,7 +47,7 @@ def program(*values: LocalValue, outputs: tuple[int, ...]) -> LocalProgram:
 def order_of(target: Target, found: LocalProgram) -> list[int]:
     """The values in the order in which they are made."""
     made = target.instructions(found)
-    return [made.steps[i].value for i in target.order(made, found.values)]
+    return [made.steps[i].value for i in target.orders(made, found.values)[0]]
 
 
 def backward(*, is_sent: bool) -> LocalProgram:

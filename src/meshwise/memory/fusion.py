@@ -121,7 +121,9 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             return False
         again = num_readers * read_bytes[v]
         num_bytes = values[v].num_bytes * (1 + values[v].is_narrow)
-        return again > read_bytes[v] + (1 + num_readers) * num_bytes
+        stored = read_bytes[v] + (1 + num_readers) * num_bytes
+        # Where both are as good, products of a TPU read what is kept: the gradient of scores.
+        return again > stored if rules.into_products else is_narrower(again, stored)
 
     has, is_repeated = [False] * len(values), [False] * len(values)
     # The instructions that compute a value; none if it is never read.

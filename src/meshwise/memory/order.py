@@ -33,7 +33,7 @@ class _Step(NamedTuple):
     num_paths: int
 
 
-class _Dependences(NamedTuple):
+class Dependences(NamedTuple):
     """What must run before what.
 
     Attributes:
@@ -47,7 +47,12 @@ class _Dependences(NamedTuple):
     results: list[int]
 
 
-def _dependences(program: Instructions) -> _Dependences:
+def dependences(program: Instructions) -> Dependences:
+    """Return what must run before what.
+
+    Args:
+        program: The instructions.
+    """
     maker = {b: i for i, step in enumerate(program.steps) for b in step.defines}
     operands = [
         [j for j in dict.fromkeys(maker[b] for b in step.reads if b in maker) if j != i]
@@ -58,7 +63,7 @@ def _dependences(program: Instructions) -> _Dependences:
         for i, (reads, step) in enumerate(zip(operands, program.steps, strict=True))
     ]
     results = list(dict.fromkeys(maker[b] for b in program.results if b in maker))
-    return _Dependences(operands, before, results)
+    return Dependences(operands, before, results)
 
 
 def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:
@@ -72,7 +77,7 @@ def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> li
         program: The instructions.
         values: The values of the program.
     """
-    graph = _dependences(program)
+    graph = dependences(program)
     operands, before, results = graph.operands, graph.before, graph.results
     num_readers = [0] * len(program.steps)
     for reads in (*operands, results):
@@ -81,13 +86,13 @@ def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> li
     own = [sum(values[b].num_bytes for b in step.defines) for step in program.steps]
     num_paths = [values[step.value].num_paths for step in program.steps]
     most_readers = int(_INSTRUCTIONS_PER_VALUE * program.num_values)
-    first = _post_order(results, operands)
+    first = post_order(results, operands)
     rank = _ranks(
         [_Step(*parts) for parts in zip(operands, num_readers, own, num_paths, strict=True)],
         first,
         most_readers,
     )
-    return _post_order(sorted(results, key=rank.__getitem__), before, rank)
+    return post_order(sorted(results, key=rank.__getitem__), before, rank)
 
 
 def _ranks(steps: Sequence[_Step], order: Sequence[int], most_readers: int) -> list[_Rank]:
@@ -108,10 +113,17 @@ def _ranks(steps: Sequence[_Step], order: Sequence[int], most_readers: int) -> l
     return [(-extra[i], -total[i], -i) for i in range(len(steps))]
 
 
-def _post_order(
+def post_order(
     results: Sequence[int], before: Sequence[Sequence[int]], rank: Sequence[_Rank] | None = None
 ) -> list[int]:
-    """Return a walk depth first from each result: operands as they stand, or lowest rank first."""
+    """Return a walk depth first from each result: operands as they stand, or lowest rank first.
+
+    Args:
+        results: Where it begins.
+        before: For each instruction those that must run before it; of two that wait for one
+            another, which only a copy could serve, the first that is met runs last.
+        rank: Of each instruction.
+    """
     done, is_open = [False] * len(before), [False] * len(before)
     order: list[int] = []
     for end in (*results, *range(len(before))):

@@ -2,7 +2,8 @@
 
 Arguments are counted for the whole step (the caller holds them; the state that a step returns
 takes the place of the donated one), and so are results that overwrite no argument.  On top lie
-the values with a buffer, live from their making to their last use, in the order of the compiler.
+the values with a buffer, live from their making to their last use, in the order of the compiler;
+where that lies between two orders, their mean counts, and the buffers of the lower one are named.
 A body runs while what is live around it stays; of the bodies of one operator the largest counts.
 
 Source: docs/decisions/0021; docs/xla_cpu.md section 3.
@@ -11,6 +12,7 @@ Source: docs/decisions/0021; docs/xla_cpu.md section 3.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -122,18 +124,21 @@ class _Highest:
         # Results that overwrite no argument have a place of their own for the whole step.
         apart = frozenset[int]() if program.is_body else _apart(program, made)
         inner = {i: body.num_bytes for i, body in bodies.items()}
-        order = self.target.order(made, program.values)
-        top = most_live(made, sizes, apart, inner, order)
+        tops = [
+            most_live(made, sizes, apart, inner, order)
+            for order in self.target.orders(made, program.values)
+        ]
+        top = min(tops, key=lambda found: found.num_bytes)
         if top.instruction < 0:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
-        heap = self.target.heap_bytes(top)
+        heap = statistics.fmean(self.target.heap_bytes(found) for found in tops)
         own = max((top.own_bytes, *(found.own_bytes for found in bodies.values())))
         if not program.is_body:
-            heap = math.ceil(self.target.reported_bytes(heap, own) * (1 + self.target.margin_share))
+            heap = self.target.reported_bytes(heap, own) * (1 + self.target.margin_share)
         return Peak(
-            num_bytes=heap + sum(sizes[b] for b in apart),
+            num_bytes=math.ceil(heap) + sum(sizes[b] for b in apart),
             buffers=(*buffers, *(body.buffers if body else ())),
             own_bytes=own,
         )

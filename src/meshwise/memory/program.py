@@ -14,10 +14,12 @@ from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import COND, PREDICATE, Structure
+from meshwise.memory.dim_orders import copied_into_other_orders
 from meshwise.memory.invariants import rounded_constants
 from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalValue, Treatment
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.operands import beside, passed, rewritten
+from meshwise.memory.pooling import POOLING_GRADIENT, pooled_comparisons, zeros_beside
 from meshwise.memory.target import Target
 from meshwise.memory.treatment import image_dims, is_batched, is_grouped
 from meshwise.plan.counts.walk import LayoutCopies
@@ -110,6 +112,13 @@ class _Writer:
         self.images = image_dims(graph)
         # Values gathered along a dim that is not the major one lie transposed.
         self.transposed: set[int] = set()
+        # Tensors that are copied into another order of dims, for all readers.
+        self.reordered = (
+            copied_into_other_orders(graph) if target.keeps_orders else frozenset[int]()
+        )
+        # Tensors that have zeros beside them, and those zeros.
+        self.pooled = pooled_comparisons(graph) if target.scatters_pooling else frozenset[int]()
+        self.zeros: dict[int, tuple[int, ...]] = {}
 
     def finished(self) -> LocalProgram:
         """Return the program, once all of it is written."""
@@ -299,9 +308,18 @@ class _Writer:
             made, last = self.graph.tensors[op.outputs[0]], self.graph.tensors[op.inputs[-1]]
             sizes = self.bytes_of(made, chosen.results[0]), last.itemsize
             operands += beside(self.out, op, time, treated, operands, sizes)
+        if op.kind == POOLING_GRADIENT and op.inputs[-1] in self.zeros:
+            operands = [*self.zeros[op.inputs[-1]], *operands]
+            treated = treated._replace(is_in_place=True)
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             value = self.result(time, op, treated, t, layout, tuple(operands))
+            if t in self.reordered:
+                size = self.out.values[value].num_bytes
+                copy = LocalValue(InstructionKind.REDUCE, (value,), size, t, time, is_moving=True)
+                value = self.out.add(copy)
+            if t in self.pooled:
+                self.zeros[t] = zeros_beside(self.out, value)
             self.copies.define(t, layout, value)
 
     def in_lanes(self, value: int, op: Operator, layout: Layout, time: int) -> int:

@@ -39,6 +39,16 @@ class Target(Protocol):
         ...
 
     @property
+    def keeps_orders(self) -> bool:
+        """Whether a transpose of a product's result is another order of dims in memory."""
+        ...
+
+    @property
+    def scatters_pooling(self) -> bool:
+        """Whether the gradient of a max-pooling is scattered into zeros."""
+        ...
+
+    @property
     def narrows_factors(self) -> bool:
         """Whether float32 values that only products read lie in bfloat16."""
         ...
@@ -91,8 +101,10 @@ class Target(Protocol):
         """Return what runs after fusion, and on which buffers."""
         ...
 
-    def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
-        """Return the order in which the instructions run.
+    def orders(
+        self, program: Instructions, values: Sequence[LocalValue]
+    ) -> tuple[Sequence[int], ...]:
+        """Return orders in which the instructions may run; the mean of their memory counts.
 
         Args:
             program: The instructions.
@@ -108,7 +120,7 @@ class Target(Protocol):
         """
         ...
 
-    def reported_bytes(self, heap: int, own: int) -> int:
+    def reported_bytes(self, heap: float, own: int) -> float:
         """Return what the compiler reports for the temporaries of a whole program.
 
         Args:

@@ -32,6 +32,8 @@ class XlaTarget:
         folds_swaps: Whether a product reads a factor whose two groups of dims change places as it
             lies.
         rules: How it fuses.
+        keeps_orders: Whether a transpose of a product's result is another order of dims in memory.
+        scatters_pooling: Whether the gradient of a max-pooling is scattered into zeros.
         narrows_factors: Whether float32 values that only products read lie in bfloat16.
         sums_whole_from: Of how many devices a reduce-scatter makes the whole sum first.
     """
@@ -41,6 +43,8 @@ class XlaTarget:
     has_barriers: bool
     folds_swaps: bool
     rules: FusionRules
+    keeps_orders: bool = False
+    scatters_pooling: bool = False
     narrows_factors: bool = False
     sums_whole_from: float = math.inf
 
@@ -88,17 +92,13 @@ class XlaTarget:
         """Return the size of the heap in which temporaries lie."""
         return heap_bytes(top.lifetimes)
 
-    def reported_bytes(self, heap: int, own: int) -> int:
+    def reported_bytes(self, heap: float, own: int) -> float:
         """Return what the compiler reports for the temporaries of a whole program."""
         del own
         return heap
 
-    def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
-        """Return the order in which the instructions run.
-
-        XLA:GPU compares three orders and takes the one of least memory.  Then it moves what hides
-        collectives: the gradients of weights run late, as they do depth first.  Of 9 programs the
-        compiled memory is 0.83 to 1.01 of XLA's own number for this order, and up to 1.52 of that
-        for the order that it takes (docs/measurements/target_memory.md).
-        """
-        return depth_first_order(program, values)
+    def orders(
+        self, program: Instructions, values: Sequence[LocalValue]
+    ) -> tuple[Sequence[int], ...]:
+        """Return orders in which the instructions may run; the mean of their memory counts."""
+        return (depth_first_order(program, values),)

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 
 from meshwise.memory.local_program import Instructions, LocalValue
+from meshwise.memory.order import dependences, post_order
 
 _Rank = tuple[int, int, int]
 
@@ -51,12 +52,13 @@ class _ListSchedule:
         self.wanted: list[list[int]] = [[] for _ in steps]
         self.num_before = [0] * len(steps)
         is_source = [not (step.reads or step.may_read or step.after) for step in steps]
-        for i, step in enumerate(steps):
-            read = (maker[b] for b in step.reads if b in maker)
-            for j in dict.fromkeys((*read, *step.after)):
+        graph = dependences(program)
+        place = {i: now for now, i in enumerate(post_order(graph.results, graph.before))}
+        for i, found in enumerate(graph.before):
+            for j in found:
                 if is_source[j]:
                     self.wanted[i].append(j)
-                elif j != i:
+                elif place[j] < place[i]:  # Of two that wait for one another one must run first.
                     self.after[j].append(i)
                     self.num_before[i] += 1
         self.alone = [i for i, is_free in enumerate(is_source) if is_free and not self.after[i]]

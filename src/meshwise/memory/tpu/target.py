@@ -52,7 +52,9 @@ class XlaTpuTarget(XlaTarget):
         made = with_copied_arguments(made, program.values, program.aliases)
         return with_joint_sums(made, program.values)
 
-    def order(self, program: Instructions, values: Sequence[LocalValue]) -> Sequence[int]:
+    def orders(
+        self, program: Instructions, values: Sequence[LocalValue]
+    ) -> tuple[Sequence[int], ...]:
         """Return the order in which the instructions run.
 
         It is that of the list scheduler, unless products run while values are sent between
@@ -62,8 +64,8 @@ class XlaTpuTarget(XlaTarget):
         made = [values[step.value] for step in program.steps]
         is_late = self.hides_gathers and any(value.is_sent for value in made)
         if is_late and not program.is_body and not any(value.is_convolution for value in made):
-            return depth_first_order(program, values)
-        return list_order(program, values)
+            return (depth_first_order(program, values),)
+        return (list_order(program, values),)
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
@@ -116,7 +118,7 @@ class XlaTpuTarget(XlaTarget):
         """Return the size of the heap in which temporaries lie."""
         return mean_heap_bytes(top.lifetimes)
 
-    def reported_bytes(self, heap: int, own: int) -> int:
+    def reported_bytes(self, heap: float, own: int) -> float:
         """Return what the compiler reports: the heap, and what of it is never live at once.
 
         It looks for that in each body by itself, so that in a program with a loop what is live in
