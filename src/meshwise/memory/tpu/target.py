@@ -25,8 +25,9 @@ from meshwise.memory.treatment import treatment
 from meshwise.memory.xla_target import XlaTarget
 
 # Gaps of the heap depend on details of the order that are not modelled: without a margin one of 24
-# stages was 7 % too low, with 3 % one was 5 % (docs/measurements/target_memory.md).
-_MARGIN_SHARE = 0.04
+# stages was 7 % too low, with 4 % two of eight programs that came later were 8 and 11 % too low
+# (docs/measurements/target_memory.md).
+_MARGIN_SHARE = 0.06
 # Scatters whose rule has a loop over updates where two of them may meet.
 _SUMMED = frozenset(("scatter-add", "scatter-sub"))
 # A tile has 128 lanes, along the features of an image or along its batch; then features fill up
