@@ -25,7 +25,7 @@ from meshwise.memory.treatment import treatment
 from meshwise.memory.xla_target import XlaTarget
 
 # Gaps of the heap depend on details of the order that are not modelled: without a margin one of 24
-# stages was 7 % too low, with 4 % two of eight programs that came later were 8 and 11 % too low
+# stages was 7 % too low, with 4 % two of eight stages that came later were 8 and 11 % too low
 # (docs/measurements/target_memory.md).
 _MARGIN_SHARE = 0.06
 # Scatters whose rule has a loop over updates where two of them may meet.
