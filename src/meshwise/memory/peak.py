@@ -131,7 +131,7 @@ class _Highest:
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
         margin = 0.0 if program.is_body else self.target.margin_share
-        heap = statistics.fmean(self.target.heap_bytes(found) for found in tops)
+        heap = statistics.fmean(self.target.heap_bytes(found) for found in self.target.likely(tops))
         return Peak(
             num_bytes=math.ceil(heap * (1 + margin)) + sum(sizes[b] for b in apart),
             buffers=(*buffers, *(body.buffers if body else ())),
