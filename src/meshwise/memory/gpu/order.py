@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from meshwise.memory.local_program import Instructions, LocalValue
 from meshwise.memory.order import dependences, post_order
 
+# The sum of a scalar, as a loss, hides nothing.
+_SCALAR_BYTES = 8
 # Whether it is late; bytes that it makes more than it frees; how many read what it makes; itself.
 _Rank = tuple[bool, int, int, int]
 
@@ -48,7 +50,8 @@ def _late(
         before: For each instruction those that must run before it.
         values: For each instruction the value for which it stands.
     """
-    feeds_product, feeds_sum = [False] * len(before), [value.is_summed for value in values]
+    feeds_product = [False] * len(before)
+    feeds_sum = [value.is_summed and value.num_bytes > _SCALAR_BYTES for value in values]
     for i in reversed(walk):
         for j in before[i]:
             feeds_product[j] |= feeds_product[i] or values[i].is_product
