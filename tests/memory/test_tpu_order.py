@@ -15,7 +15,6 @@ from meshwise.memory.local_program import (
     LocalValue,
 )
 from meshwise.memory.target import Target
-from meshwise.memory.tpu.order import list_order
 from meshwise.memory.tpu.target import TPU, TPU_V5P
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.units import MIB
@@ -106,7 +105,7 @@ def test_joint_sums_lie_where_their_terms_lay() -> None:
     rows = (value(INPUT), product(0), summed(1), product(0), summed(3))
     found = program(*rows, outputs=(2, 4))
     made = TPU.instructions(found)
-    order = list_order(made, found.values)
+    (order,) = TPU.orders(made, found.values)
     sizes = [row.num_bytes for row in found.values]
     assert most_live(made, sizes, frozenset(), {}, order).num_bytes == 128
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.graph.graph import Operator
 from meshwise.memory.fusion import FusionRules, instructions
+from meshwise.memory.list_order import list_order, walk
 from meshwise.memory.live import MostLive
 from meshwise.memory.local_program import (
     InstructionKind,
@@ -19,7 +20,6 @@ from meshwise.memory.local_program import (
 from meshwise.memory.order import depth_first_order
 from meshwise.memory.tpu.copies import with_copied_arguments
 from meshwise.memory.tpu.heap import mean_heap_bytes
-from meshwise.memory.tpu.order import list_order
 from meshwise.memory.tpu.sums import with_joint_sums
 from meshwise.memory.treatment import treatment
 from meshwise.memory.xla_target import XlaTarget
@@ -66,7 +66,14 @@ class XlaTpuTarget(XlaTarget):
         is_late = self.hides_gathers and any(value.is_sent for value in made)
         if is_late and not program.is_body and not any(value.is_convolution for value in made):
             return (depth_first_order(program, values),)
-        return (list_order(program, values),)
+        # What reads nothing, as the zeros into which gradients are scattered, is made when wanted.
+        wanted = frozenset(
+            i
+            for i, step in enumerate(program.steps)
+            if not (step.reads or step.may_read or step.after)
+        )
+        _, before = walk(program)
+        return (list_order(program, values, before, wanted=wanted),)
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
