@@ -11,32 +11,20 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.bounds.row_prices import price_row
 from meshwise.assignment.engine import solve_encoded
 from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import Problem, Row, Solution, is_feasible, objective
-from meshwise.assignment.reductions.reduction import (
-    Reduction,
-    expanded,
-    reduce_network,
-    reduce_problem,
-)
+from meshwise.assignment.reductions.reduction import Reduction, reduce_problem
+from meshwise.assignment.relaxed import EXACT, Relaxed, answer, infeasible, relaxed
 from meshwise.assignment.validity import check_problem
 
-# Reductions and bounds take turns while each turn removes a good part of the choices.
-_ROUNDS = 8
-_PASSES = 60
-_SHRINK = 0.9
 # Costs of pairs from which on a problem is large.
 _LARGE = 4_000_000
 # Up to so many a row is tried with the solver first, even if no proof is asked for; an answer
 # with a bound so close will do.
 _BRIEF, _NEARLY = 400_000, 1e-6
-# A bound this close to the cost proves it, up to the rounding of sums.
-_EXACT = 1e-9
 
 
 def solve(
@@ -73,40 +61,41 @@ def solve(
         return _within_row(problem, best, deadline=deadline, seed=seed)
     if exact and _num_entries(problem) > _LARGE:
         return solve_encoded(problem, incumbent=best, time_limit_s=time_limit_s, seed=seed)
-    return _in_turns(problem, best, deadline=deadline, seed=seed, exact=exact)
+    left = relaxed(problem, best)
+    left_s = deadline - time.monotonic()
+    return solve_relaxed(left, best=best, time_limit_s=left_s, seed=seed, exact=exact)
 
 
-def _in_turns(
-    problem: Problem, best: tuple[int, ...] | None, *, deadline: float, seed: int, exact: bool
+def solve_relaxed(
+    left: Relaxed,
+    *,
+    best: tuple[int, ...] | None = None,
+    time_limit_s: float = math.inf,
+    seed: int = 0,
+    exact: bool = True,
 ) -> Solution:
-    """Reduce and bound in turn, then ask the solver of instances; the problem has no rows."""
-    chain = [reduce_problem(problem)]
-    first = None if best is None else np.array(best, np.int64)
-    bound = -math.inf
-    for _ in range(_ROUNDS):
-        reduction = chain[-1]
-        if reduction.infeasible:
-            return _infeasible()
-        network = reduction.network
-        first = reduction.restrict(first) if first is not None else None
-        if not len(network.size):
-            return _answer(problem, chain, np.zeros(0, np.int64), best, status="optimal")
-        found = relax(network, first, passes=_PASSES)
-        first, bound = found.choice, max(bound, found.bound)
-        if first is not None and bound >= found.cost * (1 - _EXACT):
-            return _answer(problem, chain, first, best, status="optimal")
-        keep = found.choices_left()
-        if keep.sum() > _SHRINK * len(keep):
-            break
-        chain.append(reduce_network(network, keep))
-    network = chain[-1].network
+    """Solve what reductions and bounds left of a problem.
+
+    Args:
+        left: What they left.
+        best: A choice of the problem; the answer is never worse.
+        time_limit_s: As `solve` has it.
+        seed: Seed of the solver's random numbers.
+        exact: As `solve` has it.
+    """
+    problem, chain, first = left.problem, left.chain, left.choice
+    if left.is_settled:
+        if first is None:
+            return infeasible()
+        return answer(problem, chain, first, best, status="optimal")
+    network, bound = left.network, left.bound
     small = problem_of(network)
     if not exact and first is not None and _num_entries(small) > _BRIEF:
-        return _answer(problem, chain, first, best, status="bounded", bound=bound)
+        return answer(problem, chain, first, best, status="bounded", bound=bound)
     found = solve_encoded(
         small,
         incumbent=None if first is None else tuple(first.tolist()),
-        time_limit_s=deadline - time.monotonic(),
+        time_limit_s=time_limit_s,
         seed=seed,
         brief=not exact and first is not None,
     )
@@ -114,7 +103,7 @@ def _in_turns(
     if found.choice:
         status = found.status if exact or found.status == "optimal" else "bounded"
         choice = np.array(found.choice, np.int64)
-        return _answer(problem, chain, choice, best, status=status, bound=bound)
+        return answer(problem, chain, choice, best, status=status, bound=bound)
     if best is None:
         return dataclasses.replace(found, bound=bound)
     cost = objective(problem, best)
@@ -129,7 +118,7 @@ def _within_row(
     ends = {u for u, _ in row.nodes} | {u for pair in row.pairs for u in pair[:2]}
     reduction = reduce_problem(problem, keep=ends)
     if reduction.infeasible:
-        return _infeasible()
+        return infeasible()
     chain = [reduction]
     first = None if best is None else reduction.restrict(np.array(best, np.int64))
     known = None if first is None else tuple(first.tolist())
@@ -141,22 +130,22 @@ def _within_row(
         if found.choice and found.bound >= found.cost * (1 - _NEARLY):
             bound = found.bound + reduction.network.constant
             choice = np.array(found.choice, np.int64)
-            return _answer(problem, chain, choice, best, status="bounded", bound=bound)
+            return answer(problem, chain, choice, best, status="bounded", bound=bound)
     priced = price_row(small, known)
     if math.isinf(priced.bound):
-        return _infeasible()
+        return infeasible()
     bound = priced.bound + reduction.network.constant
     if priced.choice is not None:
-        status = "optimal" if priced.bound >= priced.cost * (1 - _EXACT) else "bounded"
+        status = "optimal" if priced.bound >= priced.cost * (1 - EXACT) else "bounded"
         choice = np.array(priced.choice, np.int64)
-        return _answer(problem, chain, choice, best, status=status, bound=bound)
+        return answer(problem, chain, choice, best, status=status, bound=bound)
     left = deadline - time.monotonic()
     found = solve_encoded(small, incumbent=None, time_limit_s=left, seed=seed)
     bound = max(found.bound + reduction.network.constant, bound)
     if not found.choice:
         return dataclasses.replace(found, bound=bound)
     choice = np.array(found.choice, np.int64)
-    return _answer(problem, chain, choice, best, status=found.status, bound=bound)
+    return answer(problem, chain, choice, best, status=found.status, bound=bound)
 
 
 def _with_row(row: Row, reduction: Reduction) -> Problem:
@@ -173,29 +162,3 @@ def _with_row(row: Row, reduction: Reduction) -> Problem:
 
 def _num_entries(problem: Problem) -> int:
     return sum(pair.cost.size for pair in problem.pairs)
-
-
-def _infeasible() -> Solution:
-    return Solution(choice=(), cost=math.inf, bound=math.inf, status="infeasible")
-
-
-def _answer(
-    problem: Problem,
-    chain: Sequence[Reduction],
-    choice: NDArray[np.int64],
-    best: tuple[int, ...] | None,
-    *,
-    status: str,
-    bound: float = -math.inf,
-) -> Solution:
-    """Extend a choice of the last reduction to the whole problem."""
-    full: tuple[int, ...] = tuple(expanded(chain, choice).tolist())
-    cost = objective(problem, full)
-    if best is not None and objective(problem, best) < cost:
-        full, cost = best, objective(problem, best)
-    return Solution(
-        choice=full,
-        cost=cost,
-        bound=cost if status == "optimal" else min(bound, cost),
-        status=status,
-    )

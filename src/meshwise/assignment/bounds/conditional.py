@@ -52,9 +52,12 @@ class ConditionalBounds:
             if node >= 0:
                 self._nodes[side] = int(np.searchsorted(self._reduction.nodes, node))
                 self._choices[side] = self._reduction.choices(self._nodes[side])
+        self._penalty = 0.0
         if len(self._network.size):
             self._messages = no_messages(self._network)
             self._bound = settle(self._network, self._messages, _PASSES)
+            dear = dearest(self._network) - self._network.constant
+            self._penalty = _FORBIDDEN * max(dear, abs(self._bound), 1e-30)
 
     def of_all_pairs(self) -> Array:
         """Return about what each pair of choices costs at least; infinite where it is impossible.
@@ -87,11 +90,10 @@ class ConditionalBounds:
         if self._messages is None:
             return self._bound, self.expand(())
         network, held = self._network, copied(self._messages)
-        penalty = _FORBIDDEN * max(dearest(network) - network.constant, abs(self._bound), 1e-30)
         for node, number in zip(self._nodes, self._numbers(first, second), strict=True):
             if node >= 0:
                 values = held.node[self._place(node)]
-                values[np.arange(len(values)) != number] += penalty
+                values[np.arange(len(values)) != number] += self._penalty
         low = settle(network, held, _MORE_PASSES)
         choice = np.zeros(len(network.size), np.int64)
         follow(network, held, choice)
@@ -99,8 +101,13 @@ class ConditionalBounds:
         is_tight = float(cost_of(network, choice)) <= low * (1 + _TIGHT)
         return low, self.expand(choice.tolist()) if is_tight else None
 
+    @property
+    def constant(self) -> float:
+        """Cost besides what `fixed` returns."""
+        return self._network.constant
+
     def fixed(self, first: int, second: int) -> Problem:
-        """Return what remains of the problem, with these choices alone."""
+        """Return what remains of the problem, with these choices alone, without the constant."""
         problem = problem_of(self._network)
         costs = list(problem.costs)
         for node, number in zip(self._nodes, self._numbers(first, second), strict=True):

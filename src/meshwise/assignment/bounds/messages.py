@@ -57,34 +57,65 @@ def copied(held: Messages) -> Messages:
 def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its later node to that node."""
     u, v = net.u[e], net.v[e]
-    width, first = net.size[v], net.first_entry[e]
-    place, own = net.first_v[e], net.first_choice[v]
-    least = np.full(width, INF)
-    for s in range(net.size[u]):
-        value = float(held.at_u[net.first_u[e] + s])
-        row = first + s * width
-        for t in range(width):
-            value_at = net.matrices[row + t] + value
-            least[t] = value_at if value_at < least[t] else least[t]
-    for t in range(width):
-        held.node[own + t] += least[t] + held.at_v[place + t]
-        held.at_v[place + t] = -least[t]
+    size, width = int(net.size[u]), int(net.size[v])
+    at_u = held.at_u[net.first_u[e] : net.first_u[e] + size]
+    at_v = held.at_v[net.first_v[e] : net.first_v[e] + width]
+    node = held.node[net.first_choice[v] : net.first_choice[v] + width]
+    matrix = net.matrices[net.first_entry[e] : net.first_entry[e] + size * width]
+    # Four minima at once: one would wait for the last one.
+    for t in range(0, width - 3, 4):
+        a, b, c, d = INF, INF, INF, INF
+        columns = matrix[t:]
+        k = 0
+        for s in range(size):
+            value = float(at_u[s])
+            of_a, of_b = columns[k] + value, columns[k + 1] + value
+            of_c, of_d = columns[k + 2] + value, columns[k + 3] + value
+            a = of_a if of_a < a else a
+            b = of_b if of_b < b else b
+            c = of_c if of_c < c else c
+            d = of_d if of_d < d else d
+            k += width
+        node[t] += a + at_v[t]
+        node[t + 1] += b + at_v[t + 1]
+        node[t + 2] += c + at_v[t + 2]
+        node[t + 3] += d + at_v[t + 3]
+        at_v[t], at_v[t + 1], at_v[t + 2], at_v[t + 3] = -a, -b, -c, -d
+    for t in range(width - width % 4, width):
+        least = INF
+        for s in range(size):
+            value = float(matrix[s * width + t] + at_u[s])
+            least = value if value < least else least
+        node[t] += least + at_v[t]
+        at_v[t] = -least
 
 
 @part
 def collect_from_later(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its earlier node to that node."""
     u, v = net.u[e], net.v[e]
-    width, first = net.size[v], net.first_entry[e]
-    place, own = net.first_u[e], net.first_choice[u]
-    for s in range(net.size[u]):
-        least = INF
-        row = first + s * width
-        for t in range(width):
-            value = float(net.matrices[row + t] + held.at_v[net.first_v[e] + t])
-            least = value if value < least else least
-        held.node[own + s] += least + held.at_u[place + s]
-        held.at_u[place + s] = -least
+    size, width = int(net.size[u]), int(net.size[v])
+    at_u = held.at_u[net.first_u[e] : net.first_u[e] + size]
+    at_v = held.at_v[net.first_v[e] : net.first_v[e] + width]
+    node = held.node[net.first_choice[u] : net.first_choice[u] + size]
+    for s in range(size):
+        row = net.matrices[net.first_entry[e] + s * width : net.first_entry[e] + (s + 1) * width]
+        # Four minima at once: one would wait for the last one.
+        a, b, c, d = INF, INF, INF, INF
+        for t in range(0, width - 3, 4):
+            of_a, of_b = row[t] + at_v[t], row[t + 1] + at_v[t + 1]
+            of_c, of_d = row[t + 2] + at_v[t + 2], row[t + 3] + at_v[t + 3]
+            a = of_a if of_a < a else a
+            b = of_b if of_b < b else b
+            c = of_c if of_c < c else c
+            d = of_d if of_d < d else d
+        for t in range(width - width % 4, width):
+            value = float(row[t] + at_v[t])
+            a = value if value < a else a
+        a, c = b if b < a else a, d if d < c else c
+        least = c if c < a else a
+        node[s] += least + at_u[s]
+        at_u[s] = -least
 
 
 @part

@@ -125,8 +125,11 @@ def compose(layers: Sequence[ConditionedLayer], wanted: Bools | None = None) -> 
             with infinite cost.
     """
     numbers, links = _distinct_runs(layers, wanted)
+    matters = np.zeros(len(links), np.bool_)
+    some = numbers if wanted is None else numbers[wanted]
+    matters[some[some >= 0]] = True
     while True:
-        paths = _paths(links)
+        paths = _paths(links, matters)
         runs = zip(_layers_of(links), paths, strict=True)
         missing = {
             (layer, place): None
@@ -200,13 +203,16 @@ def _layers_of(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[Condition
     return found
 
 
-def _paths(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[int, ...]]:
-    """States of the cheapest chain of every run; empty for one that has none."""
+def _paths(links: Sequence[_Link[ConditionedLayer]], matters: Bools) -> list[tuple[int, ...]]:
+    """States of the cheapest chain of runs that matter; empty for others, or if there is none."""
     chains: list[_Chain] = []
     for before, layer in links:
         chains.append(_extended(chains[before], layer) if before >= 0 else _start(layer))
     ended = [_ended(chain, link.layer) for chain, link in zip(chains, links, strict=True)]
-    return [path if np.isfinite(cost) else () for cost, path in ended]
+    return [
+        path if m and np.isfinite(cost) else ()
+        for (cost, path), m in zip(ended, matters.tolist(), strict=True)
+    ]
 
 
 def entries(layers: Sequence[ConditionedLayer], first: int, states: Sequence[int]) -> list[Entry]:

@@ -2,12 +2,9 @@
 
 A state is the layout of the activation at a cut and of its cotangent.  The cost of a layer is a
 matrix over (state that enters, state that leaves), but few entries matter: a bound on every entry
-comes from one run of message passing, and entries are solved exactly when a cheapest chain of
-layers needs them.
-
-The bounds of a layer lie below its plans by nearly the same for all states.  Left so, an entry that
-was solved would always lose against one that was not, and all of them would be solved.  So where
-no proof is asked for, what the first plans cost more than their bounds is added to the others.
+comes from one run of message passing, and an entry is looked at more closely each time a cheapest
+chain of layers needs it: by messages for its states, then by reductions and bounds of what is left,
+and in the end it is planned (`bound_level` has what is guessed before).
 
 Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 """
@@ -21,12 +18,15 @@ from typing import TypeAlias
 import numpy as np
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
-from meshwise.assignment.problem import Problem, Sums, objective
-from meshwise.assignment.solve import solve
+from meshwise.assignment.problem import Problem, Solution, Sums, objective
+from meshwise.assignment.relaxed import Relaxed, relaxed
+from meshwise.assignment.solve import solve_relaxed
 from meshwise.assignment.solver_time import SolverTime
+from meshwise.inter.layer_cost.bound_level import BoundLevel
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.intra.network import BLOCK, LayoutNetwork
+from meshwise.kernels.arrays import Floats
 from meshwise.plan.decision import GraphDecision
 
 # A state that enters and one that leaves.
@@ -34,8 +34,6 @@ Place: TypeAlias = tuple[int, int]
 
 # A choice this close to the bound is a best one, up to the rounding of costs to whole units.
 _TIGHT = 1e-6
-# So many plans of a layer tell how far its bounds lie below.
-_SAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,74 +112,98 @@ class ConditionedLayer:
         self.bound_s = self._bounds.of_all_pairs()
         self.proved_s = self.bound_s.copy()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
-        self._raised_s = np.full(self.bound_s.shape, np.nan)
-        self._gaps_s: list[float] = []
+        # By messages for the states of an entry, and by reductions and bounds of what is left then.
+        shape = (self.bound_s.shape[0], self.bound_s.shape[1])
+        self._raised = BoundLevel(shape, guesses=not exact)
+        self._relaxed = BoundLevel(shape, guesses=not exact)
+        self._left: dict[Place, Relaxed] = {}
         self._choices: dict[Place, tuple[int, ...]] = {}
         self._entries: dict[Place, Entry] = {}
 
     def sharpen(self, enters: int, leaves: int) -> None:
-        """Raise the bound of two states; where that is no plan's cost, plan the layer for them."""
-        if not np.isnan(self._raised_s[enters, leaves]):
-            self._settle(enters, leaves)
+        """Raise the bound of two states; where it cannot be raised, plan the layer for them."""
+        place = (enters, leaves)
+        if not self._raised.is_known(place):
+            self._raise(place)
+        elif not self._relaxed.is_known(place):
+            self._relax(place)
+        else:
+            self._settle(*place)
+
+    def _settle(self, enters: int, leaves: int) -> None:
+        """Plan the layer for two states, unless it was."""
+        place = (enters, leaves)
+        if not self.is_exact[place] and place not in self._left:
+            self._relax(place)
+        if self.is_exact[place]:
             return
-        raised, choice = self._bounds.of_pair(enters, leaves)
-        proved = max(raised, self.bound_s[enters, leaves])
-        self._raised_s[enters, leaves] = self.proved_s[enters, leaves] = proved
-        self.bound_s[enters, leaves] = proved + self._gap_s
-        if choice is not None and self._has_states(choice, enters, leaves):
+        with self.time.used() as left_s:
+            found = solve_relaxed(
+                self._left.pop(place), time_limit_s=left_s, seed=self.seed, exact=self.exact
+            )
+        self._take(place, found)
+
+    def _raise(self, place: Place) -> None:
+        """Bound an entry by messages for its states; they may show its plan."""
+        raised, choice = self._bounds.of_pair(*place)
+        self._note_bound(place, self._raised, max(raised, float(self.bound_s[place])))
+        if choice is not None and self._has_states(choice, *place):
             cost = objective(self.problem, choice)
             if cost <= raised * (1 + _TIGHT):
-                self._keep(enters, leaves, choice, cost)
+                self._keep(place, choice, cost)
 
-    @property
-    def _gap_s(self) -> float:
-        """How far bounds lie below plans; 0 where that is not known, or must not be guessed."""
-        return 0.0 if self.exact or len(self._gaps_s) < _SAMPLES else min(self._gaps_s)
+    def _relax(self, place: Place) -> None:
+        """Bound an entry by reductions and bounds in turn; they may prove its plan."""
+        left = relaxed(self._bounds.fixed(*place))
+        if left.is_settled:
+            self._take(place, solve_relaxed(left))
+            return
+        self._left[place] = left
+        self._note_bound(place, self._relaxed, left.bound + self._bounds.constant)
+
+    def _note_bound(self, place: Place, level: BoundLevel, bound_s: float) -> None:
+        proved = np.fmax(bound_s, self._raised.proved_s[place])
+        level.proved_s[place] = proved
+        self.proved_s[place] = max(proved, self.proved_s[place])
+        self.bound_s[place] = self._guessed_s()[place]
+
+    def _guessed_s(self) -> Floats:
+        """About what entries cost at least that have such bounds; NaN for others."""
+        found = (level.proved_s + level.gap_s for level in (self._raised, self._relaxed))
+        return np.fmax(*found)
 
     def _has_states(self, choice: tuple[int, ...], enters: int, leaves: int) -> bool:
         sides = ((self.layer.entering.node, enters), (self.layer.leaving.node, leaves))
         return all(node < 0 or choice[node] == state for node, state in sides)
 
-    def _keep(self, enters: int, leaves: int, choice: tuple[int, ...], cost: float) -> None:
-        self.is_exact[enters, leaves] = True
-        self.bound_s[enters, leaves] = cost
-        self._choices[enters, leaves] = choice
+    def _keep(self, place: Place, choice: tuple[int, ...], cost: float) -> None:
+        self.is_exact[place] = True
+        self.bound_s[place] = cost
+        self._choices[place] = choice
 
-    def _settle(self, enters: int, leaves: int) -> None:
-        """Plan the layer for two states, unless it was."""
-        if self.is_exact[enters, leaves]:
+    def _take(self, place: Place, found: Solution) -> None:
+        """Take the answer of the solver for an entry."""
+        if not found.choice:
+            self.is_exact[place], self.bound_s[place] = True, np.inf
+            self.proved_s[place] = max(found.bound, self.proved_s[place])
             return
-        with self.time.used() as left_s:
-            found = solve(
-                self._bounds.fixed(enters, leaves),
-                time_limit_s=left_s,
-                seed=self.seed,
-                exact=self.exact,
-            )
-        if found.choice:
-            full = self._bounds.expand(found.choice)
-            cost = objective(self.problem, full)
-            self._keep(enters, leaves, full, cost)
-            self._note_gap(cost - self._raised_s[enters, leaves])
-            proved = cost - (found.cost - found.bound)
-            self.proved_s[enters, leaves] = max(proved, self.proved_s[enters, leaves])
-        else:
-            self.is_exact[enters, leaves], self.bound_s[enters, leaves] = True, np.inf
-            self.proved_s[enters, leaves] = max(found.bound, self.proved_s[enters, leaves])
-
-    def _note_gap(self, gap_s: float) -> None:
-        """Add to the bounds of states without a plan what a plan costs more than its bound."""
-        if np.isnan(gap_s):
-            return
-        self._gaps_s.append(max(gap_s, 0.0))
-        is_open = ~(np.isnan(self._raised_s) | self.is_exact)
-        self.bound_s[is_open] = self._raised_s[is_open] + self._gap_s
+        full = self._bounds.expand(found.choice)
+        cost = objective(self.problem, full)
+        self._keep(place, full, cost)
+        proved = cost - (found.cost - found.bound)
+        self.proved_s[place] = max(proved, self.proved_s[place])
+        # What a plan costs more than its bounds is added to those of states without a plan.
+        for level in (self._raised, self._relaxed):
+            level.note(place, cost)
+        guessed_s = self._guessed_s()
+        is_open = ~(np.isnan(guessed_s) | self.is_exact)
+        self.bound_s[is_open] = guessed_s[is_open]
 
     def entry(self, enters: int, leaves: int) -> Entry | None:
         """The plan of the layer for two states; None if there is none."""
         place = (enters, leaves)
         if np.isfinite(self.bound_s[place]):
-            self._settle(enters, leaves)
+            self._settle(*place)
         if place in self._choices and place not in self._entries:
             self._entries[place] = self._entry(self._choices[place])
         return self._entries.get(place)
