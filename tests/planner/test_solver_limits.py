@@ -41,14 +41,16 @@ def planned(method: mw.Auto) -> mw.Plan:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     """Seconds and seed of each solve, as they are asked for."""
     found: list[tuple[float, int]] = []
-    inner = state_costs.solve
 
-    def recorded(problem: Any, **options: Any) -> Any:
-        found.append((options["time_limit_s"], options["seed"]))
-        return inner(problem, **options)
+    def recorder(inner: Any) -> Any:
+        def recorded(problem: Any, **options: Any) -> Any:
+            found.append((options["time_limit_s"], options["seed"]))
+            return inner(problem, **options)
 
-    for module in (state_costs, within_row):
-        monkeypatch.setattr(module, "solve", recorded)
+        return recorded
+
+    for module, name in ((state_costs, "solve_relaxed"), (within_row, "solve")):
+        monkeypatch.setattr(module, name, recorder(getattr(module, name)))
     return found
 
 

@@ -137,10 +137,12 @@ class ConditionedLayer:
             self._relax(place)
         if self.is_exact[place]:
             return
+        self._solve(place, self._left.pop(place))
+
+    def _solve(self, place: Place, left: Relaxed) -> None:
+        """Solve what is left of an entry."""
         with self.time.used() as left_s:
-            found = solve_relaxed(
-                self._left.pop(place), time_limit_s=left_s, seed=self.seed, exact=self.exact
-            )
+            found = solve_relaxed(left, time_limit_s=left_s, seed=self.seed, exact=self.exact)
         self._take(place, found)
 
     def _raise(self, place: Place) -> None:
@@ -154,9 +156,10 @@ class ConditionedLayer:
 
     def _relax(self, place: Place) -> None:
         """Bound an entry by reductions and bounds in turn; they may prove its plan."""
-        left = relaxed(self._bounds.fixed(*place))
+        with self.time.used():
+            left = relaxed(self._bounds.fixed(*place))
         if left.is_settled:
-            self._take(place, solve_relaxed(left))
+            self._solve(place, left)
             return
         self._left[place] = left
         self._note_bound(place, self._relaxed, left.bound + self._bounds.constant)
