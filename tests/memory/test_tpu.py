@@ -177,16 +177,18 @@ def test_values_are_placed_in_the_order_in_which_they_are_made() -> None:
     assert mean_heap_bytes([]) == 0
 
 
-def test_the_mean_of_heaps_counts_small_values_in_one_of_them_only() -> None:
-    # 64 bytes below 1024 leave a gap too small for 1000, unless they are added up beside it.
+def test_the_heap_is_a_mean_over_what_is_placed_one_by_one() -> None:
+    # 32 bytes in the gap of 1000 leave no room for 1000, unless they are added up beside it.
     lifetimes = [
-        Lifetime(32, 0, 9),
-        Lifetime(980, 0, 1),
+        Lifetime(1000, 0, 1),
         Lifetime(1024, 1, 9),
-        Lifetime(1000, 2, 9),
+        Lifetime(32, 2, 9),
+        Lifetime(1000, 3, 9),
     ]
-    assert first_fit_bytes(lifetimes, 1 / 256) == 32 + 980 + 1024 + 1000
-    assert first_fit_bytes(lifetimes, 1 / 16) == 980 + 1024 + 1000 + 32
+    placed, beside = 1000 + 1024 + 1000, 1000 + 1024 + 32
+    assert first_fit_bytes(lifetimes, 1 / 256) == placed
+    assert first_fit_bytes(lifetimes, 1 / 16) == beside
+    assert mean_heap_bytes(lifetimes) == (2 * placed + beside) // 3
 
 
 def test_gaps_are_reported_twice() -> None:

@@ -22,6 +22,7 @@ from meshwise.memory.local_program import (
     LocalValue,
 )
 from meshwise.memory.products import (
+    MUCH,
     epilogues,
     is_narrower,
     narrowest_bytes,
@@ -43,6 +44,7 @@ class FusionRules:
             reader that can does so, wherever nothing expensive is repeated.
         into_products: Whether dense products and convolutions compute their operands themselves,
             and whether a product of scores runs inside its softmax (`memory.products`).
+        keeps_rounded: Whether a softmax that is rounded for several products has a buffer.
     """
 
     by_traffic: bool
@@ -122,8 +124,8 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         again = num_readers * read_bytes[v]
         num_bytes = values[v].num_bytes * (1 + values[v].is_narrow)
         stored = read_bytes[v] + (1 + num_readers) * num_bytes
-        # Where both are as good, products of a TPU read what is kept: the gradient of scores.
-        return again > stored if rules.into_products else is_narrower(again, stored)
+        # A TPU keeps what saves anything, as the gradient of scores, others what saves a 64th.
+        return again > stored * (1 if rules.into_products else MUCH)
 
     has, is_repeated = [False] * len(values), [False] * len(values)
     # The instructions that compute a value; none if it is never read.

@@ -61,11 +61,6 @@ def heap_bytes(lifetimes: Sequence[Lifetime]) -> int:
     return int((offset + num_bytes).max()) + beside
 
 
-def most_live_bytes(lifetimes: Sequence[Lifetime]) -> int:
-    """Return the bytes that are live at once."""
-    return _most_live(np.array(lifetimes, dtype=np.int64).reshape(-1, 3))
-
-
 def without_small(
     lifetimes: Sequence[Lifetime], share: float = _SMALL_SHARE
 ) -> tuple[list[Lifetime], int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from meshwise.graph.barriers import BARRIER
 from meshwise.graph.graph import Graph, Operator
-from meshwise.graph.layout import local_shape
+from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.structure import COND
 from meshwise.plan.decision import GraphDecision, OperatorDecision
 
@@ -47,7 +47,7 @@ def _factors(
     body: Graph, decision: GraphDecision, fixed: dict[int, int], sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """Yield the float32 factors of products among the fixed tensors, each once."""
-    done: set[int] = set()
+    done: set[tuple[int, Layout]] = set()
     for op, chosen in zip(body.operators, decision.operators, strict=True):
         for t, use in zip(op.inputs, chosen.uses, strict=True):
             if t not in fixed:
@@ -55,7 +55,7 @@ def _factors(
             tensor = body.tensors[t]
             if op.kind == BARRIER:
                 fixed[op.outputs[0]] = fixed[t]
-            elif op.heavy and tensor.dtype == _WIDE and t not in done:
-                done.add(t)
+            elif op.heavy and tensor.dtype == _WIDE and (fixed[t], use.layout) not in done:
+                done.add((fixed[t], use.layout))
                 count = math.prod(local_shape(tensor.shape, use.layout, sizes))
                 yield fixed[t], count * _NARROW_BYTES

@@ -39,6 +39,7 @@ class Treatment(NamedTuple):
         is_copied: Whether its result is copied into another order of dims.
         num_parts: Expensive element-wise values that it needs beside its operands.
         num_indices: Arrays of int32, as long as its last operand, that it needs beside that.
+        has_late_indices: Whether these are made once that operand is there.
     """
 
     kind: InstructionKind
@@ -51,6 +52,7 @@ class Treatment(NamedTuple):
     is_copied: bool = False
     num_parts: int = 0
     num_indices: int = 0
+    has_late_indices: bool = False
 
 
 class LocalValue(NamedTuple):

@@ -76,7 +76,8 @@ def beside(
     if treated.num_indices:
         length = out.values[operands[-1]].num_bytes // itemsize
         size = _INDEX_BYTES * length
-        index = LocalValue(InstructionKind.OPAQUE, (operands[-1],), size, op.inputs[-1], time)
+        reads = (operands[-1],) if treated.has_late_indices else ()
+        index = LocalValue(InstructionKind.OPAQUE, reads, size, op.inputs[-1], time)
         found += [index] * treated.num_indices
     return [out.add(value) for value in found]
 

@@ -89,6 +89,7 @@ def peak(
         + _POINTER_BYTES * len(graph.outputs)
         + inside.num_bytes,
         buffers=tuple(buffers),
+        own_bytes=inside.own_bytes,
     )
 
 

@@ -2,7 +2,7 @@
 
 XLA:GPU scatters that gradient into zeros.  Where the pooled value is a `max(x, 0)`, these are the
 zeros of that comparison, which are then made beside its result, and copied before the scatter: both
-stay from the forward to the backward pass.
+stay from the forward to the backward pass.  Any maximum is taken for such a comparison.
 
 Source: compiled programs (docs/measurements/target_memory.md).
 """

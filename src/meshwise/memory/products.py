@@ -17,7 +17,7 @@ from meshwise.memory.local_program import InstructionKind, LocalValue
 
 _FUSED = (InstructionKind.FUSIBLE, InstructionKind.VIEW)
 # A value is as good as another one up to this factor in bytes: statistics are read beside it.
-_MUCH = 1 + 1 / 64
+MUCH = 1 + 1 / 64
 
 
 def epilogues(
@@ -160,4 +160,4 @@ def is_narrower(below: int, num_bytes: int) -> bool:
         below: Bytes from which it can be computed.
         num_bytes: Its own.
     """
-    return below > num_bytes * _MUCH
+    return below > num_bytes * MUCH

@@ -328,9 +328,11 @@ class _Writer:
         kernel, result = (self.graph.tensors[x].shape for x in (op.inputs[1], op.outputs[0]))
         tensor = self.graph.tensors[t]
         shape = local_shape(tensor.shape, layout, self.mesh.sizes)
-        if self.bytes_of(tensor, layout) < _SPREAD * math.prod(shape) * tensor.itemsize:
-            return value
         image, weights, made = op.dim_orders
+        is_filled = self.bytes_of(tensor, layout) < _SPREAD * math.prod(shape) * tensor.itemsize
+        # The first two dims are those of batch and features.
+        if is_filled or len(image) == 2:
+            return value
         # In the gradient of a kernel the result is the kernel.
         width = min(kernel[weights[-1]], result[made[-1]])
         size = self.target.spread_elements([shape[k] for k in image], width) * tensor.itemsize

@@ -16,7 +16,8 @@ MEMORY_MODELS: Mapping[str, Target] = MappingProxyType(
     {"cpu": CPU, "gpu": GPU, "tpu": TPU, "tpu-v5p": TPU_V5P}
 )
 
-# Parts of the names of devices, in the catalog and as drivers report them, by target.
+# Parts of the names of devices, in the catalog and as drivers report them, by target; JAX calls a
+# v5p `TPU v5`.  A v4 and a v6e have the rules of a v5e: neither was compared.
 _PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gpu": ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300"),
@@ -49,6 +50,6 @@ def memory_model_of(device: DeviceSpec) -> Target:
         device: The device.
     """
     for name, parts in _PARTS.items():
-        if any(part in device.name for part in parts):
+        if any(part in device.name or part == f"{device.name}p" for part in parts):
             return memory_model(name)
     return CPU

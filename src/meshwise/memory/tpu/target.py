@@ -111,7 +111,7 @@ class XlaTpuTarget(XlaTarget):
         kernel: an image of 224 x 224 is `bf16[224,32,32,3,7]` for a batch of 4 and a kernel of 7.
         """
         *height, across = image[2:]
-        elements = math.prod(height) * _filled(across // _COLUMNS, _COLUMNS) * width
+        elements = math.prod(height) * _filled(-(-across // _COLUMNS), _COLUMNS) * width
         # In the gradient of a kernel batch and features change places.
         return elements * min(
             _filled(batch * _COLUMNS, _LANES) * _filled(features, _ROWS)
