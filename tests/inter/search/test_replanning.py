@@ -45,7 +45,7 @@ def bound(request):
     if request.param == "gpt":
         return *request.getfixturevalue("gpt"), 1_400_000
     step, state, batch = perceptron((256, 64, 256, 64), 32)
-    return *layers_of(step, (state, batch), {}, SIGNATURE, 3), 550_000
+    return *layers_of(step, (state, batch), {}, SIGNATURE, 3), 670_000
 
 
 @pytest.fixture(scope="module")
