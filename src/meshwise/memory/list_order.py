@@ -16,8 +16,8 @@ from meshwise.memory.order import dependences, post_order
 _Rank = tuple[bool, int, int, int]
 
 
-def walk(program: Instructions) -> tuple[list[int], list[list[int]]]:
-    """Return an order in which the instructions can run, and for each those that run before it.
+def forerunners(program: Instructions) -> list[list[int]]:
+    """Return for each instruction those that must run before it, without circles.
 
     Of two that wait for one another, which only a copy could serve, one runs first.
 
@@ -27,8 +27,7 @@ def walk(program: Instructions) -> tuple[list[int], list[list[int]]]:
     graph = dependences(program)
     order = post_order(graph.results, graph.before)
     place = {i: now for now, i in enumerate(order)}
-    before = [[j for j in found if place[j] < place[i]] for i, found in enumerate(graph.before)]
-    return order, before
+    return [[j for j in found if place[j] < place[i]] for i, found in enumerate(graph.before)]
 
 
 def list_order(

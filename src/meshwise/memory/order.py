@@ -5,7 +5,7 @@ Source: XLA hlo_memory_scheduler.cc (DFSMemoryScheduler).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshwise.memory.local_program import Instructions, LocalValue
@@ -64,6 +64,23 @@ def dependences(program: Instructions) -> Dependences:
     ]
     results = list(dict.fromkeys(maker[b] for b in program.results if b in maker))
     return Dependences(operands, before, results)
+
+
+def needed_by(instructions: Iterable[int], before: Sequence[Sequence[int]]) -> frozenset[int]:
+    """Return the instructions that some others need, directly or not.
+
+    Args:
+        instructions: The others; one of them is returned only if another one needs it.
+        before: For each instruction those that must run before it.
+    """
+    found: set[int] = set()
+    todo = list(instructions)
+    while todo:
+        for j in before[todo.pop()]:
+            if j not in found:
+                found.add(j)
+                todo.append(j)
+    return frozenset(found)
 
 
 def depth_first_order(program: Instructions, values: Sequence[LocalValue]) -> list[int]:

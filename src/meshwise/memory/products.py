@@ -44,7 +44,7 @@ def epilogues(
         if not value.is_batched:
             continue
         chain = _widened(values, users, leaving, v)
-        if chain and _is_softmax(values, users, chain[-1], rounded):
+        if chain and _leads_to_rounded(values, users, chain[-1], rounded):
             found |= dict(pairwise(chain))
     return found
 
@@ -72,7 +72,7 @@ def _widened(
     return []
 
 
-def _is_softmax(
+def _leads_to_rounded(
     values: Sequence[LocalValue],
     users: Sequence[Sequence[int]],
     start: int,

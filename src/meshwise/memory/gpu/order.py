@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.memory.list_order import list_order, walk
+from meshwise.memory.list_order import forerunners, list_order
 from meshwise.memory.local_program import Instructions, LocalValue
+from meshwise.memory.order import needed_by
 
 # The sum of a scalar, as a loss, hides nothing.
 _SCALAR_BYTES = 8
@@ -26,25 +27,21 @@ def order_with_late_sums(program: Instructions, values: Sequence[LocalValue]) ->
         program: The instructions.
         values: The values of the program.
     """
-    order, before = walk(program)
-    late = _late(order, before, [values[step.value] for step in program.steps])
-    return list_order(program, values, before, late=late)
+    before = forerunners(program)
+    return list_order(program, values, before, late=_late(program, values, before))
 
 
 def _late(
-    order: Sequence[int], before: Sequence[Sequence[int]], values: Sequence[LocalValue]
+    program: Instructions, values: Sequence[LocalValue], before: Sequence[Sequence[int]]
 ) -> frozenset[int]:
     """Return the instructions that lead to sums over devices, and to no other product.
 
     Args:
-        order: The instructions in an order in which they could run.
+        program: The instructions.
+        values: The values of the program.
         before: For each instruction those that must run before it.
-        values: For each instruction the value for which it stands.
     """
-    feeds_product = [False] * len(before)
-    feeds_sum = [value.is_summed and value.num_bytes > _SCALAR_BYTES for value in values]
-    for i in reversed(order):
-        for j in before[i]:
-            feeds_product[j] |= feeds_product[i] or values[i].is_product
-            feeds_sum[j] |= feeds_sum[i]
-    return frozenset(i for i in order if feeds_sum[i] and not feeds_product[i])
+    made = [values[step.value] for step in program.steps]
+    products = [i for i, value in enumerate(made) if value.is_product]
+    sums = [i for i, v in enumerate(made) if v.is_summed and v.num_bytes > _SCALAR_BYTES]
+    return (needed_by(sums, before) | frozenset(sums)) - needed_by(products, before)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.graph.graph import Operator
 from meshwise.memory.fusion import FusionRules, instructions
-from meshwise.memory.list_order import list_order, walk
+from meshwise.memory.list_order import forerunners, list_order
 from meshwise.memory.live import MostLive
 from meshwise.memory.local_program import (
     InstructionKind,
@@ -68,12 +68,9 @@ class XlaTpuTarget(XlaTarget):
             return (depth_first_order(program, values),)
         # What reads nothing, as the zeros into which gradients are scattered, is made when wanted.
         wanted = frozenset(
-            i
-            for i, step in enumerate(program.steps)
-            if not (step.reads or step.may_read or step.after)
+            i for i, step in enumerate(program.steps) if not (step.reads or step.after)
         )
-        _, before = walk(program)
-        return (list_order(program, values, before, wanted=wanted),)
+        return (list_order(program, values, forerunners(program), wanted=wanted),)
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies.
