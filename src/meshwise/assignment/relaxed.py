@@ -11,16 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.bounds.relaxation import relax
+from meshwise.assignment.bounds.messages import Messages, written_anew
+from meshwise.assignment.bounds.relaxation import Relaxation, relax
 from meshwise.assignment.network import Network
-from meshwise.assignment.problem import Problem, Solution, objective
+from meshwise.assignment.problem import Problem, Solution, is_feasible, objective
 from meshwise.assignment.reductions.reduction import (
     Reduction,
     expanded,
     reduce_network,
     reduce_problem,
 )
-from meshwise.kernels.arrays import Ints
+from meshwise.kernels.arrays import Bools, Ints
 
 # Reductions and bounds take turns while each turn removes a good part of the choices.
 _ROUNDS = 8
@@ -61,9 +62,42 @@ def relaxed(problem: Problem, best: tuple[int, ...] | None = None) -> Relaxed:
         problem: A problem without rows.
         best: A choice to start from.
     """
-    chain = [reduce_problem(problem)]
     first = None if best is None else np.array(best, np.int64)
-    bound, is_settled = -math.inf, False
+    return _in_turn(problem, [reduce_problem(problem)], first, -math.inf)
+
+
+def relaxed_from(problem: Problem, network: Network, messages: Messages) -> Relaxed:
+    """Bound and reduce in turn, where messages are known that a problem is near to.
+
+    Args:
+        problem: A problem without rows.
+        network: The problem, where what is impossible is only very dear.
+        messages: Of the network; they change.
+    """
+    found = relax(network, None, passes=_PASSES, messages=messages)
+    if found.choice is None or not is_feasible(problem, tuple(found.choice.tolist())):
+        return relaxed(problem)
+    reduction = reduce_network(*_smaller(found))
+    return _in_turn(problem, [reduction], found.choice, found.bound)
+
+
+def _smaller(found: Relaxation) -> tuple[Network, Bools]:
+    """The network as its messages write it, and the choices that may be in a better solution."""
+    keep = found.choices_left()
+    matrices = written_anew(found.network, found.messages)
+    return found.network._replace(cost=found.messages.node, matrices=matrices), keep
+
+
+def _in_turn(problem: Problem, chain: list[Reduction], first: Ints | None, bound: float) -> Relaxed:
+    """Go on until the answer is proved or little more can be removed.
+
+    Args:
+        problem: The problem.
+        chain: How it was reduced so far.
+        first: A choice of the last network but one, the problem if there is none; None for none.
+        bound: No choice of the problem costs less.
+    """
+    is_settled = False
     for _ in range(_ROUNDS):
         reduction = chain[-1]
         if reduction.infeasible:
@@ -79,10 +113,10 @@ def relaxed(problem: Problem, best: tuple[int, ...] | None = None) -> Relaxed:
         if first is not None and bound >= found.cost * (1 - EXACT):
             is_settled = True
             break
-        keep = found.choices_left()
+        smaller, keep = _smaller(found)
         if keep.sum() > _SHRINK * len(keep):
             break
-        chain.append(reduce_network(network, keep))
+        chain.append(reduce_network(smaller, keep))
     return Relaxed(
         problem=problem, chain=tuple(chain), choice=first, bound=bound, is_settled=is_settled
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
 
 class SolverTime:
-    """Wall time for solves one after the other; each leaves less to those that follow.
+    """Wall time for solves; each leaves less to those that follow.
+
+    Solves of several threads at once each count as if they were alone.
 
     Attributes:
         left_s: Seconds that are left; infinite where there is no limit.
@@ -22,6 +25,7 @@ class SolverTime:
             limit_s: Seconds; infinite for no limit, so that counted work alone ends a solve.
         """
         self.left_s = limit_s
+        self._lock = threading.Lock()
 
     @contextmanager
     def used(self) -> Generator[float]:
@@ -30,4 +34,5 @@ class SolverTime:
         try:
             yield self.left_s
         finally:
-            self.left_s = max(self.left_s - (time.monotonic() - start), 0.0)
+            with self._lock:
+                self.left_s = max(self.left_s - (time.monotonic() - start), 0.0)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshwise.doctor.finding import Finding
+from meshwise.system.cores import usable_cores
 from meshwise.units import GIB, bytes_text
 
 # A test run and a small planning job need about this much.
@@ -17,11 +18,7 @@ _LEAST_DISK = 1 * GIB
 
 def check_cores() -> Finding:
     """Return the cores that this process may use."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # Not on macOS.
-        count = os.cpu_count() or 1
-    return Finding(what="cores", status="ok", found=str(count))
+    return Finding(what="cores", status="ok", found=str(usable_cores()))
 
 
 def check_memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:

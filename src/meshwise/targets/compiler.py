@@ -21,6 +21,7 @@ from pathlib import Path
 from meshwise.errors import ProgramError
 from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.system.child_process import ChildProcess
+from meshwise.system.cores import usable_cores
 from meshwise.system.user_cache import user_cache
 from meshwise.targets.child import SCRIPT, CompileAnswer, CompileRequest
 from meshwise.targets.compile_target import CompileTarget
@@ -185,7 +186,7 @@ def _job(target: CompileTarget, compiler: InstalledCompiler, program: TargetProg
 
 def _num_processes() -> int:
     free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return max(min(len(os.sched_getaffinity(0)), free_bytes // _BYTES_A_PROCESS), 1)
+    return max(min(usable_cores(), free_bytes // _BYTES_A_PROCESS), 1)
 
 
 class AnswerFolder:

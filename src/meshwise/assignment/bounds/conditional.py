@@ -18,6 +18,7 @@ from meshwise.assignment.bounds.relaxation import settle
 from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import Array, Problem
 from meshwise.assignment.reductions.reduction import reduce_problem
+from meshwise.assignment.relaxed import Relaxed, relaxed, relaxed_from
 
 _PASSES = 30
 _MORE_PASSES = 10
@@ -89,17 +90,43 @@ class ConditionalBounds:
         """
         if self._messages is None:
             return self._bound, self.expand(())
-        network, held = self._network, copied(self._messages)
-        for node, number in zip(self._nodes, self._numbers(first, second), strict=True):
-            if node >= 0:
-                values = held.node[self._place(node)]
-                values[np.arange(len(values)) != number] += self._penalty
+        network, held = self._network, self._messages_of(first, second, self._messages)
         low = settle(network, held, _MORE_PASSES)
         choice = np.zeros(len(network.size), np.int64)
         follow(network, held, choice)
         # To expand a choice takes longer than to find it.
         is_tight = float(cost_of(network, choice)) <= low * (1 + _TIGHT)
         return low, self.expand(choice.tolist()) if is_tight else None
+
+    def _messages_of(self, first: int, second: int, free: Messages) -> Messages:
+        """Return the messages for free nodes, with other choices of the two made too dear."""
+        held = copied(free)
+        self._forbid_others(held.node, first, second)
+        return held
+
+    def _forbid_others(self, values: Array, first: int, second: int) -> None:
+        for node, number in zip(self._nodes, self._numbers(first, second), strict=True):
+            if node >= 0:
+                mine = values[self._place(node)]
+                mine[np.arange(len(mine)) != number] += self._penalty
+
+    def relaxed(self, first: int, second: int) -> Relaxed:
+        """Reduce and bound what remains with these choices alone, in turn.
+
+        Args:
+            first: Choice of the first node that was named.
+            second: Choice of the second one.
+
+        Returns:
+            What is known of `fixed`.
+        """
+        problem = self.fixed(first, second)
+        if self._messages is None:
+            return relaxed(problem)
+        cost = self._network.cost.copy()
+        self._forbid_others(cost, first, second)
+        network = self._network._replace(cost=cost, constant=0.0)
+        return relaxed_from(problem, network, self._messages_of(first, second, self._messages))
 
     @property
     def constant(self) -> float:

@@ -23,6 +23,8 @@ Integers = NDArray[np.int64]
 _SLACK = 1e-9
 # A rise of the bound below this share of it counts as none.
 STALL = 1e-6
+# So is one below this share of the distance to the best choice known, which it will not close.
+_SLOW = 1e-2
 # A choice is read off after so many passes.
 _READ_EVERY = 5
 
@@ -57,23 +59,27 @@ class Relaxation:
         return keep
 
 
-def relax(network: Network, known: Integers | None, *, passes: int) -> Relaxation:
+def relax(
+    network: Network, known: Integers | None, *, passes: int, messages: Messages | None = None
+) -> Relaxation:
     """Raise the bound by passes forward and backward over the nodes.
 
     Args:
         network: A network without rows, reduced so that no choice is impossible.
         known: A choice to start from.
         passes: Largest number of passes.
+        messages: Messages to start from, which change; None: all cost at the nodes.
 
     Returns:
         The bound, and the best choice that was met.
     """
-    held = no_messages(network)
+    held = no_messages(network) if messages is None else messages
     best, cost = known, np.inf if known is None else float(cost_of(network, known))
     bound = -np.inf
     for number in range(passes):
         before, bound = bound, settle(network, held, 1)
-        is_settled = bound - before <= STALL * abs(bound)
+        rise = bound - before
+        is_settled = rise <= STALL * abs(bound) or rise <= _SLOW * (cost - bound) < np.inf
         if number % _READ_EVERY == 0 or is_settled or number == passes - 1:
             choice = np.zeros(len(network.size), np.int64)
             follow(network, held, choice)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from meshwise.assignment.problem import Problem, Sums
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.looking_threads import LookingThreads
 from meshwise.inter.layer_cost.run_costs import cheapest_states, gathers
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.kernels.arrays import Floats
@@ -109,33 +110,40 @@ class JointRun:
             for layer in self.layers
         }
         run = [known[layer] for layer in self.layers]
-        number = 0
-        while True:
-            number += 1
+        with LookingThreads() as threads:
+            states = self._near_cheapest(run, threads)
+        if states is None:
+            return None
+        places = zip(run, itertools.pairwise(states), strict=True)
+        choice = self.joined([layer.choice(*place) for layer, place in places])
+        return choice, self._proved(run)
+
+    def _near_cheapest(
+        self, run: Sequence[ConditionedLayer], threads: LookingThreads
+    ) -> tuple[int, ...] | None:
+        """States of the cheapest chain, or of one near to it; None if there is no chain."""
+        for number in itertools.count(1):
             states = cheapest_states(run, 0, len(run) - 1)
             places = list(zip(run, itertools.pairwise(states), strict=True))
             if not all(math.isfinite(layer.bound_s[place]) for layer, place in places):
                 return None
             todo = {layer: place for layer, place in places if not layer.is_exact[place]}
-            for layer, place in todo.items():
-                layer.sharpen(*place)
-                if number > _MOST_ROUNDS:
-                    layer.sharpen(*place)
-            are_plans = all(
+            if not todo:
+                return states
+            threads.sharpen(list(todo.items()))
+            if number <= _MOST_ROUNDS:
+                continue
+            threads.sharpen(list(todo.items()))
+            if not all(
                 layer.is_exact[place] and math.isfinite(layer.bound_s[place])
                 for layer, place in places
-            )
-            if not todo:
-                break
-            if number > _MOST_ROUNDS and are_plans:
-                cost = sum(float(layer.bound_s[place]) for layer, place in places)
-                cost += run[0].layer.piece.num_microbatches * sum(
-                    gathers(run, 0, len(run) - 1, states)
-                )
-                if cost <= (1 + _NEAR) * self._proved(run):
-                    break
-        choice = self.joined([layer.choice(*place) for layer, place in places])
-        return choice, self._proved(run)
+            ):
+                continue
+            cost = sum(float(layer.bound_s[place]) for layer, place in places)
+            cost += run[0].layer.piece.num_microbatches * sum(gathers(run, 0, -1, states))
+            if cost <= (1 + _NEAR) * self._proved(run):
+                return states
+        return None
 
     def _proved(self, run: Sequence[ConditionedLayer]) -> float:
         """No choice costs less at the price of these plans."""

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from meshwise.inter.layer_cost.footprint import joint_footprint
 from meshwise.inter.layer_cost.layer_network import LayerBounds
+from meshwise.inter.layer_cost.looking_threads import LookingThreads
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, Place
 from meshwise.kernels.arrays import Bools, Floats
 
@@ -128,18 +129,18 @@ def compose(layers: Sequence[ConditionedLayer], wanted: Bools | None = None) -> 
     matters = np.zeros(len(links), np.bool_)
     some = numbers if wanted is None else numbers[wanted]
     matters[some[some >= 0]] = True
-    while True:
-        paths = _paths(links, matters)
-        runs = zip(_layers_of(links), paths, strict=True)
-        missing = {
-            (layer, place): None
-            for layer, place in itertools.chain.from_iterable(_steps(*run) for run in runs)
-            if not layer.is_exact[place]
-        }
-        if not missing:
-            return _summed(numbers, links, paths)
-        for layer, place in missing:
-            layer.sharpen(*place)
+    with LookingThreads() as threads:
+        while True:
+            paths = _paths(links, matters)
+            runs = zip(_layers_of(links), paths, strict=True)
+            missing = {
+                (layer, place): None
+                for layer, place in itertools.chain.from_iterable(_steps(*run) for run in runs)
+                if not layer.is_exact[place]
+            }
+            if not missing:
+                return _summed(numbers, links, paths)
+            threads.sharpen(list(missing))
 
 
 def _steps(

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem, Solution, Sums, objective
-from meshwise.assignment.relaxed import Relaxed, relaxed
+from meshwise.assignment.relaxed import Relaxed
 from meshwise.assignment.solve import solve_relaxed
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.bound_level import BoundLevel
@@ -31,6 +31,9 @@ from meshwise.plan.decision import GraphDecision
 
 # A state that enters and one that leaves.
 Place: TypeAlias = tuple[int, int]
+# What a closer look at an entry shows: a bound and perhaps a choice, what reductions and bounds
+# leave, or the answer of the solver; nothing where the entry is exact.
+Look: TypeAlias = tuple[float, tuple[int, ...] | None] | Relaxed | Solution | None
 
 # A choice this close to the bound is a best one, up to the rounding of costs to whole units.
 _TIGHT = 1e-6
@@ -123,46 +126,62 @@ class ConditionedLayer:
     def sharpen(self, enters: int, leaves: int) -> None:
         """Raise the bound of two states; where it cannot be raised, plan the layer for them."""
         place = (enters, leaves)
+        self.note(place, self.look(place))
+
+    def look(self, place: Place) -> Look:
+        """Look at an entry more closely than before.
+
+        Nothing changes, so that several threads may look at entries at once.
+
+        Args:
+            place: The states.
+
+        Returns:
+            What is seen, for `note`.
+        """
+        if self.is_exact[place]:
+            return None
         if not self._raised.is_known(place):
-            self._raise(place)
-        elif not self._relaxed.is_known(place):
-            self._relax(place)
-        else:
-            self._settle(*place)
+            return self._bounds.of_pair(*place)
+        if place in self._left:
+            return self._solved(self._left[place])
+        with self.time.used():
+            left = self._bounds.relaxed(*place)
+        return self._solved(left) if left.is_settled else left
+
+    def note(self, place: Place, seen: Look) -> None:
+        """Remember what was seen of an entry.
+
+        Args:
+            place: The states.
+            seen: What `look` returned.
+        """
+        if isinstance(seen, Relaxed):
+            self._left[place] = seen
+            self._note_bound(place, self._relaxed, seen.bound + self._bounds.constant)
+        elif isinstance(seen, Solution):
+            self._left.pop(place, None)
+            self._take(place, seen)
+        elif seen is not None:
+            self._note_raised(place, *seen)
 
     def _settle(self, enters: int, leaves: int) -> None:
         """Plan the layer for two states, unless it was."""
-        place = (enters, leaves)
-        if not self.is_exact[place] and place not in self._left:
-            self._relax(place)
-        if self.is_exact[place]:
-            return
-        self._solve(place, self._left.pop(place))
+        while not self.is_exact[enters, leaves]:
+            self.sharpen(enters, leaves)
 
-    def _solve(self, place: Place, left: Relaxed) -> None:
+    def _solved(self, left: Relaxed) -> Solution:
         """Solve what is left of an entry."""
         with self.time.used() as left_s:
-            found = solve_relaxed(left, time_limit_s=left_s, seed=self.seed, exact=self.exact)
-        self._take(place, found)
+            return solve_relaxed(left, time_limit_s=left_s, seed=self.seed, exact=self.exact)
 
-    def _raise(self, place: Place) -> None:
-        """Bound an entry by messages for its states; they may show its plan."""
-        raised, choice = self._bounds.of_pair(*place)
+    def _note_raised(self, place: Place, raised: float, choice: tuple[int, ...] | None) -> None:
+        """Remember the bound by messages for the states of an entry; they may show its plan."""
         self._note_bound(place, self._raised, max(raised, float(self.bound_s[place])))
         if choice is not None and self._has_states(choice, *place):
             cost = objective(self.problem, choice)
             if cost <= raised * (1 + _TIGHT):
                 self._keep(place, choice, cost)
-
-    def _relax(self, place: Place) -> None:
-        """Bound an entry by reductions and bounds in turn; they may prove its plan."""
-        with self.time.used():
-            left = relaxed(self._bounds.fixed(*place))
-        if left.is_settled:
-            self._solve(place, left)
-            return
-        self._left[place] = left
-        self._note_bound(place, self._relaxed, left.bound + self._bounds.constant)
 
     def _note_bound(self, place: Place, level: BoundLevel, bound_s: float) -> None:
         proved = np.fmax(bound_s, self._raised.proved_s[place])

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.cost_table.bounds_process import BoundsProcess
+from meshwise.inter.cost_table.second_process import SecondProcess
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts
@@ -48,7 +48,7 @@ class LazyTable:
         *,
         bounds_of: int,
         is_cautious: bool = False,
-        beside: BoundsProcess | None = None,
+        beside: SecondProcess | None = None,
         report: Callable[[str], object],
     ) -> None:
         """Bound everything.

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
-from meshwise.inter.cost_table.bounds_process import BoundsProcess
+from meshwise.inter.cost_table.second_process import SecondProcess
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.search.lazy_table import LazyTable
@@ -103,7 +103,7 @@ def search(
         TraceError: the step does not separate into micro-batches that were asked for, or into any.
     """
     costs = costs or VariantCosts(source, options.intra)
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         found = _Search(
             cluster=cluster,
             options=options,
@@ -166,7 +166,7 @@ class _Search:
     options: SearchOptions
     report: Callable[[str], object]
     costs: VariantCosts
-    beside: BoundsProcess
+    beside: SecondProcess
     rule: Rule | None
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)

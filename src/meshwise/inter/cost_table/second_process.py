@@ -23,7 +23,7 @@ from meshwise.plan.stage import Remat
 from meshwise.system.child_process import ChildProcess, requests
 from meshwise.system.collector import collection_paused
 
-_SCRIPT = "from meshwise.inter.cost_table.bounds_process import serve; serve()"
+_SCRIPT = "from meshwise.inter.cost_table.second_process import serve; serve()"
 # To start a process takes as long as about so many bounds of small layers.
 _WORTH = 12
 
@@ -47,7 +47,7 @@ class _Request(NamedTuple):
     options: IntraOptions
 
 
-class BoundsProcess:
+class SecondProcess:
     """The second process; it is started when that pays, and ends with the `with` block."""
 
     def __init__(self, costs: VariantCosts) -> None:

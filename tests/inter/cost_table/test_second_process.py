@@ -11,8 +11,8 @@ import pytest
 import meshwise as mw
 from inter.layer_cost.test_run_costs import layers_of_perceptron
 from meshwise.errors import TraceError
-from meshwise.inter.cost_table import bounds_process
-from meshwise.inter.cost_table.bounds_process import BoundsProcess
+from meshwise.inter.cost_table import second_process
+from meshwise.inter.cost_table.second_process import SecondProcess
 from meshwise.inter.cost_table.variant import BoundsKey
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.intra.options import IntraOptions
@@ -31,7 +31,7 @@ def layers() -> Any:
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds_process, "_WORTH", 2)
+    monkeypatch.setattr(second_process, "_WORTH", 2)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -54,7 +54,7 @@ def _noted(costs: VariantCosts, monkeypatch: pytest.MonkeyPatch, name: str) -> l
 def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
     here = _noted(costs, monkeypatch, "layer_bounds")
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         process = beside.process
     assert len(here) == len(ASKS)
@@ -68,9 +68,9 @@ def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds_process, "_WORTH", len(ASKS) + 1)
+    monkeypatch.setattr(second_process, "_WORTH", len(ASKS) + 1)
     costs = VariantCosts(layers, IntraOptions())
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         assert beside.process is None
     assert not any(costs.has_bounds(*key) for key in ASKS)
@@ -78,7 +78,7 @@ def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_known_is_not_asked_again(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         here = _noted(costs, monkeypatch, "layer_bounds")
         other = BoundsKey(MESH, "none", 1)
@@ -95,7 +95,7 @@ def test_a_process_that_ends_is_done_without(layers: Any) -> None:
             beside.process.kill()
             beside.process.wait()
 
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         beside.bound(ASKS, kill)
         assert beside.process is None
         beside.bound([BoundsKey(MESH, "none", 1), BoundsKey(MESH, "full", 1)], lambda _: None)
@@ -114,7 +114,7 @@ def test_a_step_that_does_not_separate_leaves_other_answers(layers: Any) -> None
         return graph(c, remat, num_microbatches)
 
     costs.graph = refuse  # type: ignore[method-assign]
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         # Asked before the one that is refused: its answer is not taken for a later one.
         with pytest.raises(TraceError):
             beside.bound([ASKS[0], BoundsKey(MESH, "none", 8)], lambda _: None)
@@ -140,7 +140,7 @@ def test_what_cannot_be_sent_is_computed_here(layers: Any) -> None:
         return replace(piece, batch_dims=Unsendable(piece.batch_dims))
 
     costs.graph = unsendable  # type: ignore[method-assign]
-    with BoundsProcess(costs) as beside:
+    with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         assert beside.process is None
         assert not any(costs.has_bounds(*ask) for ask in ASKS)
