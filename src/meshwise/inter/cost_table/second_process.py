@@ -1,6 +1,6 @@
-"""A second process that bounds half of the layers while this one bounds the other half.
+"""A second process does half of what takes Python long: bounds of layers, and what plans hold.
 
-The bounds do not depend on who computes them.  Where the process cannot be started, or ends, they
+The results do not depend on who computes them.  Where the process cannot be started, or ends, they
 are computed here when they are used.
 """
 
@@ -16,9 +16,11 @@ from meshwise.graph.graph import Graph
 from meshwise.inter.cost_table.layer_networks import LayerNetworks
 from meshwise.inter.cost_table.variant import BoundsKey
 from meshwise.inter.cost_table.variant_costs import VariantCosts
-from meshwise.inter.layer_cost.layer_network import LayerBounds, layer_bounds
+from meshwise.inter.layer_cost.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
 from meshwise.intra.options import IntraOptions
 from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.decision import GraphDecision
 from meshwise.plan.stage import Remat
 from meshwise.system.child_process import ChildProcess, requests
 from meshwise.system.collector import collection_paused
@@ -31,7 +33,7 @@ _WORTH = 12
 _GraphKey = tuple[int, Remat, int]
 
 
-class _Request(NamedTuple):
+class _BoundsRequest(NamedTuple):
     """Bounds of some layers on a mesh, asked of the second process.
 
     Attributes:
@@ -45,6 +47,20 @@ class _Request(NamedTuple):
     keys: list[_GraphKey]
     mesh: LogicalMesh
     options: IntraOptions
+
+
+class _PlansRequest(NamedTuple):
+    """What plans of layers hold, asked of the second process.
+
+    Attributes:
+        graphs: The graphs of the plans that the process does not have yet.
+        plans: Layers and their plans.
+        mesh: Where they run.
+    """
+
+    graphs: dict[_GraphKey, PieceGraph]
+    plans: list[tuple[_GraphKey, GraphDecision]]
+    mesh: LogicalMesh
 
 
 class SecondProcess:
@@ -103,6 +119,33 @@ class SecondProcess:
             self._end()
             raise
 
+    def plan(self, chosen: Sequence[tuple[LayerNetwork, tuple[int, ...]]]) -> None:
+        """Make plans of layers that are not known yet, half of them with the second process.
+
+        Args:
+            chosen: Layers on one mesh, and choices for their classes of nodes.
+        """
+        todo = [(layer, c) for layer, c in dict.fromkeys(chosen) if not layer.knows(c)]
+        theirs = todo[1::2]
+        if self._child is None or not theirs:
+            return
+        keys = [self._costs.graph_key(layer) for layer, _ in theirs]
+        plans = [(key, layer.decision(c)) for key, (layer, c) in zip(keys, theirs, strict=True)]
+        try:
+            self._child.send(_PlansRequest(self._unsent(keys), plans, theirs[0][0].mesh))
+            for layer, choice in todo[::2]:
+                layer.plan(choice)
+            held: list[Footprint] = self._child.receive()
+        except (OSError, EOFError, pickle.PicklingError):
+            self._has_failed = True
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+        else:
+            for (layer, choice), memory in zip(theirs, held, strict=True):
+                layer.keep(choice, memory)
+
     def _end(self) -> None:
         if self._child is not None:
             self._child.end()
@@ -148,9 +191,13 @@ class SecondProcess:
         assert self._child is not None
         classes = sorted(self._theirs)
         keys: list[_GraphKey] = [(c, key.remat, key.num_microbatches) for c in classes]
+        self._child.send(_BoundsRequest(self._unsent(keys), keys, key.mesh, self._costs.options))
+
+    def _unsent(self, keys: Sequence[_GraphKey]) -> dict[_GraphKey, PieceGraph]:
+        """Return graphs that the second process does not have yet; it is sent them now."""
         graphs = {k: self._costs.graph(*k) for k in keys if k not in self._sent}
-        self._child.send(_Request(graphs, keys, key.mesh, self._costs.options))
         self._sent.update(graphs)
+        return graphs
 
     def _finish(self, key: BoundsKey) -> None:
         """Bound the layers of this process, and wait for the others."""
@@ -171,11 +218,15 @@ def serve() -> None:
     pieces: dict[_GraphKey, PieceGraph] = {}
     networks = LayerNetworks()
 
-    def bounds(key: _GraphKey, request: _Request) -> LayerBounds | None:
+    def bounds(key: _GraphKey, request: _BoundsRequest) -> LayerBounds | None:
         network = networks.network(pieces[key], request.mesh, request.options)
         return None if network is None else layer_bounds(network)
 
     with collection_paused():
         for request, answer in requests():
             pieces.update(request.graphs)
-            answer([bounds(key, request) for key in request.keys])
+            if isinstance(request, _BoundsRequest):
+                answer([bounds(key, request) for key in request.keys])
+            else:
+                plans = request.plans
+                answer([footprint(pieces[key], plan, request.mesh) for key, plan in plans])

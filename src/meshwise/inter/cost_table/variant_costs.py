@@ -24,6 +24,7 @@ from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
 from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
+    PlanAhead,
     RunCosts,
     cheapest_states,
     compose,
@@ -146,6 +147,7 @@ class VariantCosts:
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
+        self._graph_keys: dict[LayerNetwork, tuple[int, Remat, int]] = {}
         self._layers: dict[LayerKey, ConditionedLayer | None] = {}
         self._costs: dict[object, tuple[Bools, RunCosts | None]] = {}
         self._bounds: dict[BoundsKey, RunBounds | None] = {}
@@ -213,8 +215,14 @@ class VariantCosts:
             except InfeasibleError:
                 self._networks[key] = None
             else:
-                self._networks[key] = self._made.network(piece, mesh, options)
+                made = self._networks[key] = self._made.network(piece, mesh, options)
+                if made is not None:
+                    self._graph_keys[made] = (c, remat, num_microbatches)
         return self._networks[key]
+
+    def graph_key(self, network: LayerNetwork) -> tuple[int, Remat, int]:
+        """Arguments of `graph` for the graph of decisions about a layer."""
+        return self._graph_keys[network]
 
     def graph(self, c: int, remat: Remat, num_microbatches: int) -> PieceGraph:
         """The graph to plan of a class of layers."""
@@ -240,7 +248,11 @@ class VariantCosts:
         return known is not None and bool((known[0] >= self._wanted(wanted)).all())
 
     def runs(
-        self, variant: Variant, num_microbatches: int, wanted: Bools | None = None
+        self,
+        variant: Variant,
+        num_microbatches: int,
+        wanted: Bools | None = None,
+        plan_ahead: PlanAhead | None = None,
     ) -> RunCosts | None:
         """Costs of runs of layers under a variant; None if it has none.
 
@@ -249,13 +261,14 @@ class VariantCosts:
             num_microbatches: B.
             wanted: The runs that matter, (first layer, last layer); None for all.  What the others
                 cost is infinite if it is not known.
+            plan_ahead: Makes several plans of layers at once.
         """
         key = (variant, num_microbatches)
         if not self.has_runs(variant, num_microbatches, wanted):
             asked = self._wanted(wanted)
             if key in self._costs:
                 asked = asked | self._costs[key][0]
-            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked))
+            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked, plan_ahead))
         return self._costs[key][1]
 
     def _wanted(self, wanted: Bools | None) -> Bools:
@@ -298,9 +311,11 @@ class VariantCosts:
         graph = self.graph(self.source.classes[layer], variant.remat, num_microbatches)
         return self.restricted(graph, variant.mesh)[0]
 
-    def _composed(self, variant: Variant, count: int, wanted: Bools) -> RunCosts | None:
+    def _composed(
+        self, variant: Variant, count: int, wanted: Bools, plan_ahead: PlanAhead | None
+    ) -> RunCosts | None:
         layers = self.layers(variant, count)
-        return None if layers is None else compose(layers, wanted)
+        return None if layers is None else compose(layers, wanted, plan_ahead)
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
@@ -330,11 +345,17 @@ class VariantCosts:
         network = self._network(c, mesh, remat, num_microbatches)
         return None if network is None else layer_bounds(network)
 
-    def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
+    def alone(
+        self,
+        mesh: LogicalMesh,
+        remat: Remat,
+        num_microbatches: int,
+        plan_ahead: PlanAhead | None = None,
+    ) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""
         # Nothing is sent there: all links are the same.
         one = self._single.setdefault(
             mesh.device, replace(mesh, axes=(replace(mesh.axes[0], size=1),))
         )
         way = Variant(mesh=one, remat=remat, price=BytePrice())
-        return self.runs(way, num_microbatches)
+        return self.runs(way, num_microbatches, plan_ahead=plan_ahead)

@@ -66,19 +66,33 @@ class LayerNetwork:
     returning_s: Floats
     again_s: tuple[Floats, ...]
     problem: Problem
-    _plans: dict[tuple[int, ...], tuple[GraphDecision, Footprint]] = field(
-        default_factory=dict[tuple[int, ...], tuple[GraphDecision, Footprint]],
-        init=False,
-        repr=False,
-        compare=False,
+    _decisions: dict[tuple[int, ...], GraphDecision] = field(
+        default_factory=dict[tuple[int, ...], GraphDecision], init=False, repr=False, compare=False
+    )
+    _memory: dict[tuple[int, ...], Footprint] = field(
+        default_factory=dict[tuple[int, ...], Footprint], init=False, repr=False, compare=False
     )
 
     def plan(self, choice: tuple[int, ...]) -> tuple[GraphDecision, Footprint]:
         """The plan of a choice for each class of nodes, and what it holds; made once."""
-        if choice not in self._plans:
-            decision = expand(self.network, self.ties.spread(choice))
-            self._plans[choice] = decision, footprint(self.piece, decision, self.mesh)
-        return self._plans[choice]
+        decision = self.decision(choice)
+        if choice not in self._memory:
+            self._memory[choice] = footprint(self.piece, decision, self.mesh)
+        return decision, self._memory[choice]
+
+    def decision(self, choice: tuple[int, ...]) -> GraphDecision:
+        """The plan of a choice for each class of nodes; made once."""
+        if choice not in self._decisions:
+            self._decisions[choice] = expand(self.network, self.ties.spread(choice))
+        return self._decisions[choice]
+
+    def knows(self, choice: tuple[int, ...]) -> bool:
+        """Whether what the plan of a choice holds is known."""
+        return choice in self._memory
+
+    def keep(self, choice: tuple[int, ...], memory: Footprint) -> None:
+        """Take what the plan of a choice holds from who computed it."""
+        self._memory[choice] = memory
 
     @cached_property
     def held(self) -> HeldBytes:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Place
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Look, Place
 from meshwise.system.cores import usable_cores
 
 # More would wait for Python's lock.
@@ -38,6 +38,11 @@ class LookingThreads:
         Args:
             entries: Layers and the states of their cuts, each pair once.
         """
-        looks = self._pool.map(lambda entry: entry[0].look(entry[1]), entries)
-        for (layer, place), seen in zip(entries, list(looks), strict=True):
+        looks = list(self._pool.map(_look, entries))
+        for (layer, place), seen in zip(entries, looks, strict=True):
             layer.note(place, seen)
+
+
+def _look(entry: tuple[ConditionedLayer, Place]) -> Look:
+    layer, place = entry
+    return layer.look(place)

@@ -14,20 +14,22 @@ Source: docs/decisions/0011, (min,+) products.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.inter.layer_cost.footprint import joint_footprint
-from meshwise.inter.layer_cost.layer_network import LayerBounds
+from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork
 from meshwise.inter.layer_cost.looking_threads import LookingThreads
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, Place
 from meshwise.kernels.arrays import Bools, Floats
 
 T = TypeVar("T", bound=Hashable)
+# Makes plans of layers, each for a choice for its classes of nodes, so that they are known.
+PlanAhead: TypeAlias = Callable[[Sequence[tuple[LayerNetwork, tuple[int, ...]]]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +118,11 @@ def _ended(chain: _Chain, last: ConditionedLayer) -> tuple[float, tuple[int, ...
     return float(total[best]), chain.path[best]
 
 
-def compose(layers: Sequence[ConditionedLayer], wanted: Bools | None = None) -> RunCosts:
+def compose(
+    layers: Sequence[ConditionedLayer],
+    wanted: Bools | None = None,
+    plan_ahead: PlanAhead | None = None,
+) -> RunCosts:
     """Costs of all runs.
 
     Args:
@@ -124,6 +130,7 @@ def compose(layers: Sequence[ConditionedLayer], wanted: Bools | None = None) -> 
             same.
         wanted: Runs that matter, (first layer, last layer); None for all.  The others come out
             with infinite cost.
+        plan_ahead: Makes the plans of all chains at once.
     """
     numbers, links = _distinct_runs(layers, wanted)
     matters = np.zeros(len(links), np.bool_)
@@ -139,8 +146,12 @@ def compose(layers: Sequence[ConditionedLayer], wanted: Bools | None = None) -> 
                 if not layer.is_exact[place]
             }
             if not missing:
-                return _summed(numbers, links, paths)
+                break
             threads.sharpen(list(missing))
+    if plan_ahead is not None:
+        steps = itertools.chain.from_iterable(map(_steps, _layers_of(links), paths))
+        plan_ahead([(layer.layer, layer.choice(*place)) for layer, place in steps])
+    return _summed(numbers, links, paths)
 
 
 def _steps(
