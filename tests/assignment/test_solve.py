@@ -16,7 +16,7 @@ from meshwise.assignment.bounds.row_prices import price_row
 from meshwise.assignment.network import problem_of
 from meshwise.assignment.problem import PairCost, Problem, is_feasible, objective
 from meshwise.assignment.reductions.reduction import reduce_problem
-from meshwise.assignment.solve import solve
+from meshwise.assignment.solve import solve, solve_relaxed
 from meshwise.assignment.validity import check_solution
 from meshwise.errors import SolverError
 from oracle.full_formulation import solve_ilp
@@ -99,11 +99,13 @@ def test_bounds_of_fixed_nodes(seed):
         assert low <= wanted + 1e-9
         if choice is not None and (choice[nodes[0]], choice[nodes[1]]) == (a, b):
             assert objective(problem, choice) == pytest.approx(wanted)
-        found = solve(bounds.fixed(a, b))
-        if found.choice:
-            assert objective(problem, bounds.expand(found.choice)) == pytest.approx(wanted)
-        else:
-            assert np.isinf(wanted)
+        left = bounds.relaxed(a, b)
+        assert left.bound + bounds.constant <= wanted + 1e-9
+        for found in (solve(bounds.fixed(a, b)), solve_relaxed(left)):
+            if found.choice:
+                assert objective(problem, bounds.expand(found.choice)) == pytest.approx(wanted)
+            else:
+                assert np.isinf(wanted)
 
 
 @pytest.mark.parametrize("seed", range(30))

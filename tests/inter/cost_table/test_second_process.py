@@ -1,4 +1,4 @@
-"""What another process bounds is what this one would bound, and nothing is left of it."""
+"""What another process computes is what this one would, and nothing is left of it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from inter.layer_cost.test_run_costs import layers_of_perceptron
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table import second_process
 from meshwise.inter.cost_table.second_process import SecondProcess
-from meshwise.inter.cost_table.variant import BoundsKey
+from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.layer_cost import layer_network
+from meshwise.inter.layer_cost.footprint import footprint
+from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.intra.options import IntraOptions
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
@@ -65,6 +68,25 @@ def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(here) == len(ASKS)
     assert process is not None
     assert process.returncode is not None
+
+
+def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    here: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        here.append(1)
+        return footprint(*args)
+
+    monkeypatch.setattr(layer_network, "footprint", counted)
+    way = Variant(mesh=MESH, remat="none", price=BytePrice())
+    with SecondProcess(costs) as beside:
+        beside.bound(ASKS, lambda _: None)
+        found = costs.runs(way, 2, plan_ahead=beside.plan)
+    num_here = len(here)
+    wanted = alone.runs(way, 2)
+    assert _same(found, wanted)
+    assert 0 < num_here < len(here) - num_here
 
 
 def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

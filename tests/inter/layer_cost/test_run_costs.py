@@ -17,6 +17,7 @@ from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.layer_network import layer_network
+from meshwise.inter.layer_cost.looking_threads import LookingThreads
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.inter.search.lazy_table import LazyTable
@@ -122,6 +123,21 @@ def test_no_bound_is_above_the_cost(model: Layering) -> None:
             assert (rough <= sharper).all()
             assert (rough <= exact * (1 + 1e-6)).all()
         assert (levels[-1] == exact).all()
+
+
+def test_threads_see_what_one_sees(model: Layering) -> None:
+    mesh = mw.Cluster.virtual("1x p3.8xlarge").mesh((4,))
+    together, alone = conditioned(model, mesh), conditioned(model, mesh)
+    with LookingThreads() as threads:
+        for _ in range(3):
+            for one, other in zip(dict.fromkeys(together), dict.fromkeys(alone), strict=True):
+                places = list(np.ndindex(one.bound_s.shape))
+                threads.sharpen([(one, place) for place in places])
+                for place in places:
+                    other.sharpen(*place)
+                for name in ("bound_s", "proved_s", "is_exact"):
+                    assert np.array_equal(getattr(one, name), getattr(other, name))
+    assert all(layer.is_exact.all() for layer in together)
 
 
 @pytest.mark.parametrize("exact", [False, True])
