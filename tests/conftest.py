@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +59,17 @@ def compiled_kernels() -> None:
     from meshwise.inter.kernel_set import compile_all_kernels
 
     compile_all_kernels()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _survivors() -> Iterator[None]:
+    """What outlives a file is looked at once by the garbage collector, not again and again.
+
+    JAX keeps millions of objects of all programs so far; to walk them took a tenth of the time.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
