@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 import meshwise.spmd.program as lowering
 from meshwise.system.user_cache import user_cache
+from meshwise.train.options import TrainOptions
 from oracle.problem import QUICK_OPTIONS
 
 if "JAX_PLATFORMS" not in os.environ:
@@ -66,7 +68,9 @@ def _survivors() -> Iterator[None]:
     """What outlives a file is looked at once by the garbage collector, not again and again.
 
     JAX keeps millions of objects of all programs so far; to walk them took a tenth of the time.
+    A trace makes far more objects than the usual 700, and nearly all of them stay until its end.
     """
+    gc.set_threshold(20_000, 20, 20)
     yield
     gc.collect()
     gc.freeze()
@@ -77,6 +81,13 @@ def x64() -> Iterator[None]:
     """Float64, in which parallel and single-device results agree to rounding."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `meshwise train` trains has one layer: half of the time to trace."""
+    whole = TrainOptions.gpt
+    monkeypatch.setattr(TrainOptions, "gpt", lambda self: replace(whole(self), num_layers=1))
 
 
 @pytest.fixture
