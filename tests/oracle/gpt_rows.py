@@ -77,14 +77,12 @@ def first_of_each(rows: list[Row], known: Iterable[Row] = ()) -> list[Row]:
     return found
 
 
-# Rows of the default run.  Random decisions are dear: one of them, always.
-SCANNED = [row for row in COVERING if row[0] == "scan"]
-QUICK_SCANNED = [*first_of_each([row for row in SCANNED if row not in DEAR], [DEAR[-1]]), DEAR[-1]]
 # Scanned GPTs have two layers in every row, unrolled ones where the optimiser plans them once.
-UNROLLED = [row for row in COVERING if row[0] == "unrolled"]
+SCANNED, UNROLLED = ([row for row in COVERING if row[0] == form] for form in ("scan", "unrolled"))
 TWO_LAYERS = next(row for row in UNROLLED if row[5] == mw.IntraOp((2, 4)))
-# Every unrolled problem; methods and micro-batches have their rows among the scanned ones.
-QUICK_UNROLLED = [*first_of_each(UNROLLED, [TWO_LAYERS, *QUICK_SCANNED]), TWO_LAYERS]
+# For the default run: these two, and every problem, method and number of micro-batches once.
+_ALWAYS = [DEAR[-1], TWO_LAYERS]
+DEFAULT = [*first_of_each([row for row in COVERING if row not in DEAR], _ALWAYS), *_ALWAYS]
 
 
 def row_name(row: Row) -> str:
