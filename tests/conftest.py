@@ -23,8 +23,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep compiled programs for all checkouts of this user: a run compiles only what changed."""
+    """Keep compiled programs for all checkouts of this user: a run compiles only what changed.
+
+    And collect garbage rarely: a trace makes far more objects than the usual 700, nearly all stay
+    until its end, and to walk all that JAX keeps of earlier tests took a tenth of the time.
+    """
     del config
+    gc.set_threshold(20_000, 20, 10)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(user_cache() / "tests")
     kept = {
         "jax_compilation_cache_dir": folder,
@@ -61,19 +66,6 @@ def compiled_kernels() -> None:
     from meshwise.inter.kernel_set import compile_all_kernels
 
     compile_all_kernels()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _survivors() -> Iterator[None]:
-    """What outlives a file is looked at once by the garbage collector, not again and again.
-
-    JAX keeps millions of objects of all programs so far; to walk them took a tenth of the time.
-    A trace makes far more objects than the usual 700, and nearly all of them stay until its end.
-    """
-    gc.set_threshold(20_000, 20, 20)
-    yield
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture

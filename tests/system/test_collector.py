@@ -41,8 +41,6 @@ def test_what_a_user_turned_off_stays_off() -> None:
 
 
 def test_what_was_made_inside_is_old_afterwards() -> None:
-    # What earlier files of this run left is frozen, see `conftest.py`.
-    gc.unfreeze()
     with collection_paused():
         made = [[] for _ in range(20_000)]
     assert gc.get_count()[0] < len(made)
