@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import meshwise.spmd.program as lowering
 from meshwise.system.user_cache import user_cache
+from meshwise.train.options import TrainOptions
 from oracle.problem import QUICK_OPTIONS
 
 if "JAX_PLATFORMS" not in os.environ:
@@ -20,8 +23,13 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep compiled programs for all checkouts of this user: a run compiles only what changed."""
+    """Keep compiled programs for all checkouts of this user: a run compiles only what changed.
+
+    And collect garbage rarely: a trace makes far more objects than the usual 700, nearly all stay
+    until its end, and to walk all that JAX keeps of earlier tests took a tenth of the time.
+    """
     del config
+    gc.set_threshold(20_000, 20, 10)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(user_cache() / "tests")
     kept = {
         "jax_compilation_cache_dir": folder,
@@ -65,6 +73,13 @@ def x64() -> Iterator[None]:
     """Float64, in which parallel and single-device results agree to rounding."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `meshwise train` trains has one layer: half of the time to trace."""
+    whole = TrainOptions.gpt
+    monkeypatch.setattr(TrainOptions, "gpt", lambda self: replace(whole(self), num_layers=1))
 
 
 @pytest.fixture

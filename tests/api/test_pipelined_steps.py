@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import meshwise as mw
-from doubles.layered_steps import CLIPPED, assert_equal, gpt_step
+from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, unet_step
 from doubles.scanned_steps import second_dim
 from meshwise.errors import PlanError, StateLostError
 from oracle.problem import quick_jit
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 @pytest.fixture
 def case() -> tuple[Any, Any, Any, list[float]]:
     """The step, its state, a batch, and the losses of three steps on one device."""
-    step, (state, batch) = gpt_step(CLIPPED)
+    step, (state, batch) = gpt_step(CLIPPED, num_layers=1)
     one, now = quick_jit(step), state
     losses = []
     for _ in range(3):
@@ -139,7 +139,7 @@ def test_gradients_of_weights_apart_train_as_on_one_device(case: Any, schedule: 
 
 
 def test_a_plan_of_another_step_is_refused() -> None:
-    step, (state, batch) = gpt_step(CLIPPED)
+    step, (state, batch) = unet_step()
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
     plan = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2).plan(
         state, batch
@@ -151,7 +151,7 @@ def test_a_plan_of_another_step_is_refused() -> None:
             mw.parallelize(step, method=mw.Replay(changed)).plan(state, given)
 
     half = jax.tree.map(lambda x: x[: len(x) // 2], batch)
-    refused(plan, "the plan is for a batch of 4 rows, this one has 2", half)
+    refused(plan, "the plan is for a batch of 8 rows, this one has 4", half)
     old = tuple(
         dataclasses.replace(
             s, layers=tuple(dataclasses.replace(x, decision=None) for x in s.layers)
@@ -169,8 +169,8 @@ def test_a_plan_of_another_step_is_refused() -> None:
     refused(dataclasses.replace(plan, stages=(stage, *plan.stages[1:])), "layer 0: .*other names")
 
 
-def test_what_stages_cannot_do_yet_is_refused(case: Any, tmp_path: Any) -> None:
-    step, state, batch, _ = case
+def test_what_stages_cannot_do_yet_is_refused(tmp_path: Any) -> None:
+    step, (state, batch) = second_dim()
     staged = mw.parallelize(step, method=mw.Auto(stages=2), dump_ilp=tmp_path)
     with pytest.raises(PlanError, match="dump_ilp is not supported together with Auto"):
         staged.plan(state, batch)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from doubles.compiled_plans import verification
-from doubles.golden_plans import gpt_pipeline
+from doubles.perceptron import perceptron_pipeline
 from meshwise.api.verified_plan import plan_verified
 from meshwise.api.verify import check_target
 from meshwise.cluster.spec import ClusterSpec
@@ -48,7 +48,7 @@ class Planner:
 
 @pytest.fixture(scope="module")
 def two_stages() -> PlannedPipeline:
-    return gpt_pipeline(num_stages=2)
+    return perceptron_pipeline(num_stages=2)
 
 
 @pytest.fixture

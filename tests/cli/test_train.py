@@ -23,7 +23,7 @@ from meshwise.train.options import TrainOptions
 # The package attribute of that name is the command, not its module.
 train_module = importlib.import_module("meshwise.cli.train")
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "one_layer")
 
 
 @pytest.fixture

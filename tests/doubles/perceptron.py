@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 
 import meshwise as mw
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.trace.step import StepSignature
 
 
 def perceptron(widths: tuple[int, ...], num_rows: int = 32) -> tuple[Any, Any, Any]:
@@ -34,3 +38,22 @@ def perceptron(widths: tuple[int, ...], num_rows: int = 32) -> tuple[Any, Any, A
         "y": jax.ShapeDtypeStruct((num_rows, widths[-1]), jnp.float32),
     }
     return step, (weights, weights), rows
+
+
+def wide_perceptron() -> tuple[Any, Any, Any]:
+    """Three layers whose weights take a few megabytes."""
+    return perceptron((512,) * 4, 64)
+
+
+def perceptron_pipeline(**changes: Any) -> PlannedPipeline:
+    """Plan three layers as a pipeline on one host of four, with other wishes than usual if given.
+
+    A tenth of the work of a GPT's: for tests that ask about memory or about refusals.
+    """
+    step, state, batch = wide_perceptron()
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    request = PipelineRequest(
+        **{"cluster": cluster, "num_layers": 3, "num_microbatches": (4,), **changes}
+    )
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    return plan_pipeline(step, (state, batch), {}, signature, request)

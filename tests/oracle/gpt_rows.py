@@ -77,6 +77,14 @@ def first_of_each(rows: list[Row], known: Iterable[Row] = ()) -> list[Row]:
     return found
 
 
+# Scanned GPTs have two layers in every row, unrolled ones where the optimiser plans them once.
+SCANNED, UNROLLED = ([row for row in COVERING if row[0] == form] for form in ("scan", "unrolled"))
+TWO_LAYERS = next(row for row in UNROLLED if row[5] == mw.IntraOp((2, 4)))
+# For the default run: these two, and every problem, method and number of micro-batches once.
+_ALWAYS = [DEAR[-1], TWO_LAYERS]
+DEFAULT = [*first_of_each([row for row in COVERING if row not in DEAR], _ALWAYS), *_ALWAYS]
+
+
 def row_name(row: Row) -> str:
     """The values of a row that say something."""
     form, optimizer, dropout, loss, remat, method, b = row

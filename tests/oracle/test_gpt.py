@@ -17,16 +17,19 @@ from oracle.covering import pairwise
 from oracle.gpt_problems import Case
 from oracle.gpt_rows import (
     ALL,
+    CHEAP,
     COVERING,
+    DEFAULT,
     DRAWN,
     MESHES,
     METHODS,
     NUM_MICROBATCHES,
     QUICK,
+    TWO_LAYERS,
+    UNROLLED,
     Random,
     case_reference,
     check_x64,
-    first_of_each,
     row_name,
     run_case,
 )
@@ -34,13 +37,8 @@ from oracle.gpt_rows import (
 pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
 
-# Scanned GPTs have two layers in every row, unrolled ones where the optimiser plans them once.
-UNROLLED = [row for row in COVERING if row[0] == "unrolled"]
-TWO_LAYERS = next(row for row in UNROLLED if row[5] == mw.IntraOp((2, 4)))
-
-
 @pytest.mark.parametrize(
-    "row", few(UNROLLED, {*first_of_each(UNROLLED, [TWO_LAYERS]), TWO_LAYERS}), ids=row_name
+    "row", few(UNROLLED, [row for row in DEFAULT if row in UNROLLED]), ids=row_name
 )
 def test_unrolled_gpt_means_the_same_on_any_plan(row):
     check_x64(row, num_layers=2 if row == TWO_LAYERS else 1)
@@ -71,6 +69,13 @@ def test_the_covering_rows_cover_every_pair():
     assert {row[6] for row in drawn} == set(NUM_MICROBATCHES)
     assert set(COVERING) <= set(ALL)
     assert len({row[:5] for row in COVERING}) <= 8
+
+
+def test_the_rows_of_the_default_run_have_every_problem_method_and_number_of_micro_batches():
+    assert {row[:5] for row in DEFAULT} == {row[:5] for row in COVERING}
+    assert {row[5] for row in DEFAULT} >= set(CHEAP)
+    assert any(isinstance(row[5], Random) for row in DEFAULT)
+    assert {row[6] for row in DEFAULT} == set(NUM_MICROBATCHES)
 
 
 def test_covering_knows_what_is_covered():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import meshwise as mw
+from doubles.few import few_rows
 from oracle.compare import assert_same_bf16, assert_same_fp32
 from oracle.gpt_problems import Case
 from oracle.gpt_rows import Row, case_noise, case_reference, row_case, row_name, run_case
@@ -36,7 +37,10 @@ def test_gpt_in_float32(row):
 
 
 @pytest.mark.usefixtures("quick_steps")
-@pytest.mark.parametrize(("method", "b"), [(mw.DataParallel(), 2), (mw.IntraOp((2, 4)), 1)])
+@pytest.mark.parametrize(
+    ("method", "b"),
+    few_rows([(mw.DataParallel(), 2), (mw.IntraOp((2, 4)), 1)], [(mw.DataParallel(), 2)]),
+)
 def test_gpt_with_bfloat16_compute_and_float32_parameters(method, b):
     case = Case("scan", "sgd", True, "mean", True, "bfloat16", "float32")
     assert_same_bf16(case_reference(case), run_case(case, method, b))

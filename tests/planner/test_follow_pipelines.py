@@ -25,7 +25,7 @@ from oracle.problem import quick_jit
 
 pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
 
-CLUSTER = mw.Cluster.virtual("2x p3.8xlarge")
+CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 SIZES = {"num_layers": 1, "seq_len": 8, "dtype": "float64", "param_dtype": "float64"}
 
 

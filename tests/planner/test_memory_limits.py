@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import meshwise as mw
+from doubles.few import few
+from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
@@ -74,8 +77,15 @@ def test_what_does_not_fit_is_refused_with_the_memory_that_is_enough(
     assert plan.peak_bytes <= enough
 
 
-def test_stages_on_the_devices_of_a_process_fit() -> None:
-    step, state, rows = model_step(model_config("llama-tiny"), 16).abstract
+MADE: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+    "perceptron": lambda: perceptron((64,) * 5),
+    "llama-tiny": lambda: model_step(model_config("llama-tiny"), 16).abstract,
+}
+
+
+@pytest.mark.parametrize("name", few(MADE, ["perceptron"]))
+def test_stages_on_the_devices_of_a_process_fit(name: str) -> None:
+    step, state, rows = MADE[name]()
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     method = mw.Auto(stages=2)
 

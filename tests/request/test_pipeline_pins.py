@@ -196,7 +196,11 @@ def test_contradictions_name_a_smallest_set(
 
 
 @pytest.mark.parametrize(
-    ("kib", "named"), [(45, ["stages=3"]), (55, ["stages=3", "num_microbatches=4"])]
+    ("kib", "named"),
+    [
+        pytest.param(45, ["stages=3"], marks=pytest.mark.slow),
+        (55, ["stages=3", "num_microbatches=4"]),
+    ],
 )
 def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str]) -> None:
     # 43 KiB as one stage on four devices; 69 as three stages, less with smaller micro-batches.
@@ -216,7 +220,11 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"memory_bytes": 34 * 1024}, "there is a pipeline with twice the hosts"),
+        pytest.param(
+            {"memory_bytes": 34 * 1024},
+            "there is a pipeline with twice the hosts",
+            marks=pytest.mark.slow,
+        ),
         (
             {"memory_bytes": 55 * 1024, "num_stages": 3},
             "with .*32 micro-batches or with a number of stages of its own choice",

@@ -85,7 +85,7 @@ def sides(draw):
     return shape, *found, draw(st.integers(0, 20))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sides())
 def test_unit_tasks_say_who_has_and_who_needs_each_element(case):
     shape, (before, from_sizes), (after, to_sizes), first = case
@@ -108,7 +108,7 @@ def test_unit_tasks_say_who_has_and_who_needs_each_element(case):
     assert {(e, d) for e, who in seen for d in who} == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(sides())
 def test_devices_on_both_sides_keep_what_they_have(case):
     shape, (before, from_sizes), (after, to_sizes), first = case

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import meshwise as mw
-from doubles.golden_plans import gpt_pipeline
+from doubles.perceptron import perceptron_pipeline
 from meshwise.cli.plan import plan as plan_command
 from meshwise.cli.verify import verify as verify_command
 from meshwise.errors import ClusterError, PlanError, ProgramError
@@ -29,7 +29,7 @@ from meshwise.targets.reserve import reserves, usable_bytes
 from meshwise.targets.verification import Verification, VerifiedStage, VerifiedTarget
 from meshwise.units import GIB
 
-MODEL = ("--model", "gpt-tiny", "--batch", "16")
+OWN_STEP = ("--step", "doubles.perceptron:wide_perceptron")
 CLUSTER = mw.Cluster.virtual("1x dgx-h100")
 WIDTH, ROWS = 64, 32
 TX = optax.adam(1e-3)
@@ -112,7 +112,7 @@ def test_each_stage_is_compiled_for_its_own_devices(monkeypatch: pytest.MonkeyPa
         ]
 
     monkeypatch.setattr(verification, "compile_programs", spied)
-    made = gpt_pipeline(num_stages=2)
+    made = perceptron_pipeline(num_stages=2)
     targets = [TARGETS["h100"], TARGETS["v5e"]]
     found = verification.verify_pipeline(made.layers, made.plan, made.decisions, targets)
     assert [stage.target for stage in found.stages] == ["h100", "v5e"] == list(asked)
@@ -187,11 +187,10 @@ def test_a_mesh_of_which_there_is_no_slice_is_refused_before_it_is_lowered() -> 
 
 @pytest.fixture(scope="module")
 def planned_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A plan of a model by name for eight H100."""
+    """A plan of a step of one's own for eight H100."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
-    made = CliRunner().invoke(
-        plan_command, [*MODEL, "--cluster", "1x dgx-h100", "--out", str(path)]
-    )
+    how = ("--cluster", "1x dgx-h100", "--layers", "3", "--microbatches", "4")
+    made = CliRunner().invoke(plan_command, [*OWN_STEP, *how, "--out", str(path)])
     assert made.exit_code == 0, made.output
     return path
 
@@ -200,7 +199,7 @@ def planned_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
     monkeypatch: pytest.MonkeyPatch, planned_file: Path
 ) -> None:
-    fits = CliRunner().invoke(verify_command, [str(planned_file), *MODEL])
+    fits = CliRunner().invoke(verify_command, [str(planned_file), *OWN_STEP])
     assert fits.exit_code == 0, fits.output
     (small,) = verification.compile_programs(TARGETS["h100"], [cast(TargetProgram, None)])
     large = replace(small, memory=replace(small.memory, temporary_bytes=50 * GIB))
@@ -208,15 +207,17 @@ def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
         verification, "compile_programs", lambda _, programs, listener: [large] * len(programs)
     )
     # Enough for the H100 of the plan, too much for other devices.
-    assert CliRunner().invoke(verify_command, [str(planned_file), *MODEL]).exit_code == 0
-    found = CliRunner().invoke(verify_command, [str(planned_file), *MODEL, "--target", "a100-40"])
+    assert CliRunner().invoke(verify_command, [str(planned_file), *OWN_STEP]).exit_code == 0
+    found = CliRunner().invoke(
+        verify_command, [str(planned_file), *OWN_STEP, "--target", "a100-40"]
+    )
     assert found.exit_code == 3
     assert "a100-40, compiled by a compiler 1.0: does not fit." in found.output
 
 
 @pytest.mark.usefixtures("compiler_double", "compiled_kernels")
 def test_a_plan_of_another_step_is_not_compiled(planned_file: Path) -> None:
-    other = [*MODEL[:-1], "32"]
+    other = ["--model", "gpt-tiny", "--batch", "16"]
     found = CliRunner().invoke(verify_command, [str(planned_file), *other])
     assert found.exit_code == 1
     assert re.search("batch|another step", found.output)

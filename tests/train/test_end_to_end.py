@@ -64,7 +64,7 @@ def test_a_planned_run_as_users_compile_it_has_the_losses_of_one_device(
     assert saved["num_devices"] == 8
 
 
-@pytest.mark.usefixtures("quick_steps")
+@pytest.mark.usefixtures("quick_steps", "one_layer")
 def test_a_run_resumes_under_another_plan(options: TrainOptions) -> None:
     one, first, second = Recorder(), Recorder(), Recorder()
     run_training(replace(options, out=options.out / "one"), JitStep, one)
@@ -81,7 +81,7 @@ def test_a_run_resumes_under_another_plan(options: TrainOptions) -> None:
     assert saved["num_devices"] == 8
 
 
-@pytest.mark.usefixtures("quick_steps")
+@pytest.mark.usefixtures("quick_steps", "one_layer")
 @pytest.mark.parametrize(
     "order", [(0, 1), pytest.param((1, 0, 2), marks=pytest.mark.slow)], ids=["to", "from and back"]
 )

@@ -16,7 +16,7 @@ from meshwise.errors import MeshwiseError, StateLostError
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = pytest.mark.usefixtures("quick_compile", "one_layer")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def told() -> Recorder:
 
 
 @pytest.fixture
-def whole(quick_compile: None, tmp_path: Path, told: Recorder) -> Recorder:
+def whole(quick_compile: None, one_layer: None, tmp_path: Path, told: Recorder) -> Recorder:
     """What a run without a stop tells, once for all tests."""
     if not told.events:
         run_training(options_in(tmp_path / "whole"), JitStep, told)

@@ -158,7 +158,7 @@ def test_alpas_mode_is_priced_like_the_others():
 
 def test_equal_inputs_give_equal_results():
     layers = perceptron_layers(256, 64, 256)
-    asked = options(layers, num_microbatches=(2, 4), remats=("none",))
+    asked = options(layers, num_microbatches=(2,), remats=("none",))
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     one, two = (megatron_lm(layers, cluster, asked) for _ in range(2))
     assert one == two

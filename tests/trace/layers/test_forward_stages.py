@@ -26,6 +26,7 @@ def step(a: Any, b: Any, c: Any, d: Any, rows: Any) -> Any:
 
 ARGUMENTS = [jnp.asarray(np.random.default_rng(n).normal(size=(4, 4))) for n in range(5)]
 CLOSED = inlined(jax.make_jaxpr(step)(*ARGUMENTS))
+EXPECTED = step(*ARGUMENTS)
 
 
 def run(cut: ForwardStages) -> list[Any]:
@@ -45,7 +46,7 @@ def test_stages_mean_the_step_wherever_arguments_live(
     homes: list[int | None], rows: tuple[int, ...]
 ) -> None:
     cut = forward_stages(CLOSED, [*homes, None], rows)
-    for found, expected in zip(run(cut), step(*ARGUMENTS), strict=True):
+    for found, expected in zip(run(cut), EXPECTED, strict=True):
         np.testing.assert_array_equal(found, expected)
     # Values go forward, from the stage that makes them.
     numbers = [part.stage for part in cut.stages]

@@ -167,9 +167,9 @@ def run_flat(closed: Any, flat: list[Any]) -> list[Any]:
 
 
 STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
-    "tied embedding, clipping": lambda: gpt_step(CLIPPED),
-    "dropout, momentum": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), dropout=0.2),
-    "remat": lambda: gpt_step(optax.sgd(0.1), remat=True),
+    "tied embedding, clipping": lambda: gpt_step(CLIPPED, num_layers=1),
+    "dropout, momentum": lambda: gpt_step(optax.sgd(0.1, momentum=0.9), dropout=0.2, num_layers=1),
+    "remat": lambda: gpt_step(optax.sgd(0.1), remat=True, num_layers=1),
     "skips": unet_step,
 }
 EACH_OF_FIVE = [(k, k) for k in range(5)]

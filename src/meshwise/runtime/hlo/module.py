@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwise.errors import ProgramError
 
@@ -30,7 +31,12 @@ _HEADER = re.compile(r"^(ENTRY\s+)?%?([^\s(%]+)\s*(?:\(.*\)\s*->\s*.*)?\{\s*$")
 _NAME = re.compile(r"^\s+(ROOT\s+)?%?([^\s=%]+) = ")
 _OPERAND = re.compile(r"^(?:(.*)\s)?%?([^\s%]+)$")
 _COMMENT = re.compile(r"/\*.*?\*/")
-_OPEN = {"(": ")", "{": "}", "[": "]"}
+# A string is one mark: brackets and commas in it are text.
+_STRING = r'"(?:[^"\\]+|\\.?)*"?'
+_BRACKET = re.compile(_STRING + r"|[(){}\[\]]", re.DOTALL)
+_SEPARATOR = re.compile(_STRING + r"|[(){}\[\],]", re.DOTALL)
+_OPENING = frozenset("({[")
+_CLOSING = frozenset(")}]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +216,7 @@ def parse_module(text: str) -> Module:
     )
 
 
+@lru_cache(maxsize=4096)
 def parse_shapes(text: str) -> tuple[HloShape, ...]:
     """Return the leaf arrays of a type, as `(f32[2,3]{1,0}, (s32[]))`; tokens are left out."""
     shapes = []
@@ -223,19 +230,17 @@ def parse_shapes(text: str) -> tuple[HloShape, ...]:
 
 def split_top_level(text: str) -> Iterator[str]:
     """Return the parts between commas that are in no bracket and no string, stripped."""
-    start = position = 0
-    while position < len(text):
-        char = text[position]
-        if char == ",":
-            yield text[start:position].strip()
-            start = position + 1
-        elif char == '"':
-            position = _string_end(text, position)
-        elif char in _OPEN:
-            position = _closing(text, position)
-            if position < 0:
-                break
-        position += 1
+    start = depth = 0
+    for found in _SEPARATOR.finditer(text):
+        mark = found.group()
+        if mark == ",":
+            if not depth:
+                yield text[start : found.start()].strip()
+                start = found.end()
+        elif mark in _OPENING:
+            depth += 1
+        elif mark in _CLOSING:
+            depth = max(depth - 1, 0)
     if text[start:].strip():
         yield text[start:].strip()
 
@@ -317,26 +322,15 @@ def _instruction(line: str) -> HloInstruction:
     )
 
 
-def _string_end(text: str, start: int) -> int:
-    position = start + 1
-    while position < len(text) and text[position] != '"':
-        position += 2 if text[position] == "\\" else 1
-    return position
-
-
 def _closing(text: str, start: int) -> int:
     """Return the position of the bracket that closes the one at `start`, or -1."""
     depth = 0
-    position = start
-    while position < len(text):
-        char = text[position]
-        if char == '"':
-            position = _string_end(text, position)
-        elif char in "({[":
+    for found in _BRACKET.finditer(text, start):
+        mark = found.group()
+        if mark in _OPENING:
             depth += 1
-        elif char in ")}]":
+        elif mark in _CLOSING:
             depth -= 1
             if depth == 0:
-                return position
-        position += 1
+                return found.start()
     return -1
