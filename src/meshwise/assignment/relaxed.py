@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.assignment.bounds.messages import Messages, written_anew
-from meshwise.assignment.bounds.relaxation import Relaxation, relax
+from meshwise.assignment.bounds.messages import Messages
+from meshwise.assignment.bounds.relaxation import relax
 from meshwise.assignment.network import Network
 from meshwise.assignment.problem import Problem, Solution, is_feasible, objective
 from meshwise.assignment.reductions.reduction import (
@@ -21,7 +21,7 @@ from meshwise.assignment.reductions.reduction import (
     reduce_network,
     reduce_problem,
 )
-from meshwise.kernels.arrays import Bools, Ints
+from meshwise.kernels.arrays import Ints
 
 # Reductions and bounds take turns while each turn removes a good part of the choices.
 _ROUNDS = 8
@@ -77,15 +77,8 @@ def relaxed_from(problem: Problem, network: Network, messages: Messages) -> Rela
     found = relax(network, None, passes=_PASSES, messages=messages)
     if found.choice is None or not is_feasible(problem, tuple(found.choice.tolist())):
         return relaxed(problem)
-    reduction = reduce_network(*_smaller(found))
+    reduction = reduce_network(found.network, found.choices_left())
     return _in_turn(problem, [reduction], found.choice, found.bound)
-
-
-def _smaller(found: Relaxation) -> tuple[Network, Bools]:
-    """The network as its messages write it, and the choices that may be in a better solution."""
-    keep = found.choices_left()
-    matrices = written_anew(found.network, found.messages)
-    return found.network._replace(cost=found.messages.node, matrices=matrices), keep
 
 
 def _in_turn(problem: Problem, chain: list[Reduction], first: Ints | None, bound: float) -> Relaxed:
@@ -113,10 +106,10 @@ def _in_turn(problem: Problem, chain: list[Reduction], first: Ints | None, bound
         if first is not None and bound >= found.cost * (1 - EXACT):
             is_settled = True
             break
-        smaller, keep = _smaller(found)
+        keep = found.choices_left()
         if keep.sum() > _SHRINK * len(keep):
             break
-        chain.append(reduce_network(smaller, keep))
+        chain.append(reduce_network(network, keep))
     return Relaxed(
         problem=problem, chain=tuple(chain), choice=first, bound=bound, is_settled=is_settled
     )

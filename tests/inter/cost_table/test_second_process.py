@@ -82,7 +82,7 @@ def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     way = Variant(mesh=MESH, remat="none", price=BytePrice())
     with SecondProcess(costs) as beside:
         beside.bound(ASKS, lambda _: None)
-        found = costs.runs(way, 2, plan_ahead=beside.plan)
+        found = costs.runs(way, 2)
     num_here = len(here)
     wanted = alone.runs(way, 2)
     assert _same(found, wanted)

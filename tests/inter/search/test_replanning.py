@@ -92,6 +92,25 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight
     assert Plan.from_json(written.to_json()) == written
 
 
+def test_of_equal_stages_the_one_that_holds_less_is_no_slower() -> None:
+    step, state, batch = perceptron((512, 64) * 8 + (512,), 32)
+    layers, flop = layers_of(step, (state, batch), {}, SIGNATURE, 8)
+    asked = replace(options(flop, 1_300_000), num_stages=4)
+    found, costs = search(layers, mw.Cluster.virtual("1x p3.16xlarge"), asked)
+    better = replanned(found, costs)
+    first, second = better.plan.stages[1:3]
+    assert layers.classes[first.first_layer : second.last_layer + 1] == (1, 1, 1, 1)
+    seconds: list[float] = []
+    for in_flight, stage in ((3.0, first), (2.0, second)):
+        plan = better.replanned[stage]
+        assert plan.memory.peak_bytes(in_flight) <= 1_300_000
+        seconds.append(sum(e.loop_s + e.once_s for e in plan.entries))
+        before = stage_plan(found, costs, stage)
+        assert seconds[-1] < sum(e.loop_s + e.once_s for e in before.entries)
+    assert seconds[1] <= seconds[0]
+    assert better.plan.total_s < 0.7 * found.plan.total_s
+
+
 @pytest.mark.slow
 def test_no_limit_of_what_is_known_beforehand_gives_a_faster_plan_that_fits(gpt) -> None:
     # Here the first plan holds more than the row of the program says.

@@ -53,22 +53,6 @@ def copied(held: Messages) -> Messages:
     return Messages(held.node.copy(), held.at_u.copy(), held.at_v.copy(), held.stop)
 
 
-@kernel
-def written_anew(net: Network, held: Messages) -> Floats:
-    """Return the matrices of a network with what messages say of the ends of its edges.
-
-    With `held.node` as costs of the nodes every choice costs what it did.
-    """
-    matrices = net.matrices.copy()
-    for e in range(net.u.size):
-        size, width = net.size[net.u[e]], net.size[net.v[e]]
-        for s in range(size):
-            at = net.first_entry[e] + s * width
-            for t in range(width):
-                matrices[at + t] += held.at_u[net.first_u[e] + s] + held.at_v[net.first_v[e] + t]
-    return matrices
-
-
 @part
 def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its later node to that node."""

@@ -31,7 +31,7 @@ _NEAR = 1.1
 # Choices whose parts one program mixes while that is enough.
 _MOST_MIXED = 8
 # A choice that costs so much more than the bound, as a part of it, will do.
-_CLOSE = 3e-3
+_CLOSE = 5e-3
 # Above this part of the bound one program mixes all choices, however long it takes.
 _FAR = 1e-2
 # A price whose choice is below the line by less than this part of it has found no point.

@@ -84,11 +84,13 @@ class SecondProcess:
         return None if self._child is None else self._child.process
 
     def __enter__(self) -> Self:
-        """Return the object itself."""
+        """Plan layers with the process where there is one; return the object itself."""
+        self._costs.plan_ahead = self.plan
         return self
 
     def __exit__(self, *error: object) -> None:
         """End the process."""
+        self._costs.plan_ahead = None
         self._end()
 
     def bound(self, keys: Sequence[BoundsKey], report: Callable[[str], object]) -> None:

@@ -131,6 +131,7 @@ class VariantCosts:
         source: The layers.
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
+        plan_ahead: Makes several plans of layers at once; None: each is made when it is used.
         is_shareable: Whether another process may bound layers by graphs and options alone.
     """
 
@@ -142,6 +143,7 @@ class VariantCosts:
         self.source = source
         self.options = options
         self.times = times
+        self.plan_ahead: PlanAhead | None = None
         self._made = LayerNetworks()
         self._solver_times: dict[LogicalMesh, SolverTime] = {}
         self._single: dict[DeviceSpec, LogicalMesh] = {}
@@ -248,11 +250,7 @@ class VariantCosts:
         return known is not None and bool((known[0] >= self._wanted(wanted)).all())
 
     def runs(
-        self,
-        variant: Variant,
-        num_microbatches: int,
-        wanted: Bools | None = None,
-        plan_ahead: PlanAhead | None = None,
+        self, variant: Variant, num_microbatches: int, wanted: Bools | None = None
     ) -> RunCosts | None:
         """Costs of runs of layers under a variant; None if it has none.
 
@@ -261,14 +259,13 @@ class VariantCosts:
             num_microbatches: B.
             wanted: The runs that matter, (first layer, last layer); None for all.  What the others
                 cost is infinite if it is not known.
-            plan_ahead: Makes several plans of layers at once.
         """
         key = (variant, num_microbatches)
         if not self.has_runs(variant, num_microbatches, wanted):
             asked = self._wanted(wanted)
             if key in self._costs:
                 asked = asked | self._costs[key][0]
-            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked, plan_ahead))
+            self._costs[key] = (asked, self._composed(variant, num_microbatches, asked))
         return self._costs[key][1]
 
     def _wanted(self, wanted: Bools | None) -> Bools:
@@ -311,11 +308,9 @@ class VariantCosts:
         graph = self.graph(self.source.classes[layer], variant.remat, num_microbatches)
         return self.restricted(graph, variant.mesh)[0]
 
-    def _composed(
-        self, variant: Variant, count: int, wanted: Bools, plan_ahead: PlanAhead | None
-    ) -> RunCosts | None:
+    def _composed(self, variant: Variant, count: int, wanted: Bools) -> RunCosts | None:
         layers = self.layers(variant, count)
-        return None if layers is None else compose(layers, wanted, plan_ahead)
+        return None if layers is None else compose(layers, wanted, self.plan_ahead)
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""
@@ -345,17 +340,11 @@ class VariantCosts:
         network = self._network(c, mesh, remat, num_microbatches)
         return None if network is None else layer_bounds(network)
 
-    def alone(
-        self,
-        mesh: LogicalMesh,
-        remat: Remat,
-        num_microbatches: int,
-        plan_ahead: PlanAhead | None = None,
-    ) -> RunCosts | None:
+    def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""
         # Nothing is sent there: all links are the same.
         one = self._single.setdefault(
             mesh.device, replace(mesh, axes=(replace(mesh.axes[0], size=1),))
         )
         way = Variant(mesh=one, remat=remat, price=BytePrice())
-        return self.runs(way, num_microbatches, plan_ahead=plan_ahead)
+        return self.runs(way, num_microbatches)

@@ -63,11 +63,10 @@ class LazyTable:
             is_cautious: Whether temporary values have no bound.  One for n devices is an n-th of
                 what one device holds at its peak, which another order of the operators or a copy
                 that one device makes puts too high by some per cent.
-            beside: Computes bounds and plans too.
+            beside: Computes bounds too.
             report: Is told what is being planned.
         """
         self._beside = beside
-        self._plan_ahead = None if beside is None else beside.plan
         self._costs, self._submeshes = costs, tuple(submeshes)
         self._variants, self._count = variants, num_microbatches
         self._bounds_of = bounds_of
@@ -151,7 +150,7 @@ class LazyTable:
         None, or infinite, where a pin names axes that one device does not have.  What a micro-batch
         holds grows no faster than its rows.
         """
-        found = self._costs.alone(way.mesh, remat, count, self._plan_ahead)
+        found = self._costs.alone(way.mesh, remat, count)
         if found is None or count == self._count:
             return found
         share = count / self._count
@@ -258,7 +257,7 @@ class LazyTable:
         memory = {name: self._arrays[name][:, :, m, v].copy() for name in _MEMORY}
         self._is_planned[wanted, m, v] = True
         way = self._variants[m][v]
-        runs = self._costs.runs(way, self._count, wanted, self._plan_ahead)
+        runs = self._costs.runs(way, self._count, wanted)
         self._copied = None
         for name in _NAMES:
             self._arrays[name][wanted, m, v] = np.inf

@@ -34,9 +34,11 @@ from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageS
 # A step that may become faster by less than this part of it, with so many layers to be planned
 # again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is
 # within reach.  The time to plan grows faster than the layers, so this part grows by their square.
-_WORTH, _OF_LAYERS = 2e-2, 50
+_WORTH, _OF_LAYERS, _LEAST_WORTH = 2e-2, 50, 1e-3
 # Limits of the row that are tried, and the part of a device's memory that may stay unused.
 _LIMITS, _UNUSED = 4, 0.01
+# Limits that differ by less than this part of the memory are one.
+_SAME = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +47,14 @@ class _Tight:
 
     Attributes:
         stage: The stage.
-        variant: How it was planned.
+        layers: Its layers on its mesh.
         in_flight: Micro-batches that it holds.
         memory_bytes: Of a device.
         gain_s: Seconds of a step that it may save at most.
     """
 
     stage: StageSpan
-    variant: Variant
+    layers: tuple[LayerNetwork, ...]
     in_flight: float
     memory_bytes: float
     gain_s: float
@@ -79,23 +81,41 @@ def replanned(
     if costs.times is not None:
         return found
     runs: dict[tuple[tuple[LayerNetwork, ...], float], _Run] = {}
-    todo = list(_tight(found, costs, 1 - free_share))
-    while todo and _possible_s(found, todo) < found.plan.total_s * (1 - _worth(todo)):
-        tight = max(todo, key=lambda t: t.gain_s)
-        todo.remove(tight)
+    todo: list[_Tight] = list(_tight(found, costs, 1 - free_share))
+    # One faster stage of several equal ones may help nothing yet.
+    best = found
+    while todo and _possible_s(found, todo) < best.plan.total_s * (1 - _worth(todo)):
+        tight = max(todo, key=lambda t: (t.gain_s, t.in_flight))
+        alike = [t for t in todo if t.layers == tight.layers]
+        # What fits where most is in flight fits in all of them.
+        tight = max(alike, key=lambda t: (t.in_flight, -t.memory_bytes))
         first, last = tight.stage.first_layer, tight.stage.last_layer
         report(f"layers {first} to {last} within the memory of their stage")
-        networks = costs.networks(tight.variant, found.problem.num_microbatches, first, last)
-        assert networks is not None
-        key = tuple(networks), tight.in_flight
+        key = tight.layers, tight.in_flight
         if key not in runs:
-            alike = [run for (layers, _), run in runs.items() if layers == key[0]]
-            runs[key] = _Run(networks, tight.in_flight, costs, alike[-1] if alike else None)
+            others = [run for (layers, _), run in runs.items() if layers == key[0]]
+            runs[key] = _Run(key[0], tight.in_flight, costs, others[-1] if others else None)
         plan = runs[key].fastest(tight.memory_bytes, stage_plan(found, costs, tight.stage))
-        if plan is not None:
-            better = _with_plan(found, tight.stage, plan)
-            found = better if better.plan.total_s <= found.plan.total_s else found
-    return _on_all_devices(found, costs, report, 1 - free_share)
+        todo.remove(tight)
+        if plan is None:
+            continue
+        for other in alike:
+            saved_s = _saved_s(found, costs, other, plan)
+            if saved_s > 0:
+                found = _with_plan(found, other.stage, plan)
+                if other in todo:
+                    todo[todo.index(other)] = replace(other, gain_s=other.gain_s - saved_s)
+        todo = [t for t in todo if t.gain_s > 0]
+        best = found if found.plan.total_s < best.plan.total_s else best
+    return _on_all_devices(best, costs, report, 1 - free_share)
+
+
+def _saved_s(found: FoundPipeline, costs: VariantCosts, tight: _Tight, plan: RunPlan) -> float:
+    """Seconds of a step that a plan saves a stage; 0 where it does not fit."""
+    if plan.memory.peak_bytes(tight.in_flight) > tight.memory_bytes:
+        return 0.0
+    count = found.problem.num_microbatches
+    return _seconds(stage_plan(found, costs, tight.stage), count) - _seconds(plan, count)
 
 
 def _on_all_devices(
@@ -152,9 +172,11 @@ def _tight(found: FoundPipeline, costs: VariantCosts, used_share: float) -> Iter
         )
         gain_s = _seconds(plan, count) - least_s
         if gain_s > 0:
+            layers = costs.networks(variant, count, stage.first_layer, stage.last_layer)
+            assert layers is not None
             yield _Tight(
                 stage=stage,
-                variant=variant,
+                layers=tuple(layers),
                 in_flight=flying,
                 memory_bytes=memory_bytes,
                 gain_s=gain_s,
@@ -167,7 +189,7 @@ def _worth(todo: Sequence[_Tight]) -> float:
 
 
 def _worth_of(num_layers: int) -> float:
-    return _WORTH * (num_layers / _OF_LAYERS) ** 2
+    return max(_WORTH * (num_layers / _OF_LAYERS) ** 2, _LEAST_WORTH)
 
 
 def _least_s(
@@ -250,7 +272,9 @@ class _Run:
             if 0 <= unused <= _UNUSED * memory_bytes:
                 break
             # What the row does not know of is taken to be alike in the next plan.
-            limit = row_weight(self.within.row, found.choice) + unused
+            before_limit, limit = limit, row_weight(self.within.row, found.choice) + unused
+            if abs(limit - before_limit) <= _SAME * memory_bytes:
+                break
         return best
 
     @property
