@@ -67,11 +67,11 @@ def relaxed(problem: Problem, best: tuple[int, ...] | None = None) -> Relaxed:
 
 
 def relaxed_from(problem: Problem, network: Network, messages: Messages) -> Relaxed:
-    """Bound and reduce in turn, where messages are known that a problem is near to.
+    """Bound and reduce in turn, starting from known messages.
 
     Args:
-        problem: A problem without rows.
-        network: The problem, where what is impossible is only very dear.
+        problem: A problem without rows; some choices of some nodes are impossible.
+        network: The same problem, where these choices are only very dear.
         messages: Of the network; they change.
     """
     found = relax(network, None, passes=_PASSES, messages=messages)
@@ -87,7 +87,7 @@ def _in_turn(problem: Problem, chain: list[Reduction], first: Ints | None, bound
     Args:
         problem: The problem.
         chain: How it was reduced so far.
-        first: A choice of the last network but one, the problem if there is none; None for none.
+        first: A choice of what the last reduction began with; None if none is known.
         bound: No choice of the problem costs less.
     """
     is_settled = False

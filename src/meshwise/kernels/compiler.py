@@ -74,26 +74,8 @@ def part(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resul
     Returns:
         The function compiled.
     """
-    return _part(function, False)
-
-
-def nan_free_part(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Mark a part whose numbers are never NaN, so that minima are found several at once.
-
-    Args:
-        function: The function; zeros may lose their sign, infinities may come.
-
-    Returns:
-        The function compiled.
-    """
-    return _part(function, {"nnan", "nsz"})
-
-
-def _part(
-    function: Callable[_Arguments, _Result], fastmath: bool | set[str]
-) -> Callable[_Arguments, _Result]:
     options = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    compiled = numba.njit(**options, fastmath=fastmath)(function)  # pyright: ignore
+    compiled = numba.njit(**options)(function)  # pyright: ignore
     return cast("Callable[_Arguments, _Result]", compiled)
 
 

@@ -111,7 +111,7 @@ class ConditionalBounds:
                 mine[np.arange(len(mine)) != number] += self._penalty
 
     def relaxed(self, first: int, second: int) -> Relaxed:
-        """Reduce and bound what remains with these choices alone, in turn.
+        """Bound and reduce what remains with these choices alone, in turn.
 
         Args:
             first: Choice of the first node that was named.

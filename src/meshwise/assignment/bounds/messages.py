@@ -18,7 +18,7 @@ from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF, least_in
 from meshwise.assignment.search.room import is_allowed, room_of, take
 from meshwise.kernels.arrays import Flag, Floats, Ints
-from meshwise.kernels.compiler import NONE, ONE, kernel, nan_free_part, part
+from meshwise.kernels.compiler import NONE, ONE, kernel, part
 
 
 class Messages(NamedTuple):
@@ -90,7 +90,7 @@ def collect_from_earlier(e: int, net: Network, held: Messages) -> None:
         at_v[t] = -least
 
 
-@nan_free_part
+@part
 def collect_from_later(e: int, net: Network, held: Messages) -> None:
     """Move what an edge guarantees for each choice of its earlier node to that node."""
     u, v = net.u[e], net.v[e]
@@ -100,10 +100,20 @@ def collect_from_later(e: int, net: Network, held: Messages) -> None:
     node = held.node[net.first_choice[u] : net.first_choice[u] + size]
     for s in range(size):
         row = net.matrices[net.first_entry[e] + s * width : net.first_entry[e] + (s + 1) * width]
-        least = INF
-        for t in range(width):
+        # Four minima at once: one would wait for the last one.
+        a, b, c, d = INF, INF, INF, INF
+        for t in range(0, width - 3, 4):
+            of_a, of_b = row[t] + at_v[t], row[t + 1] + at_v[t + 1]
+            of_c, of_d = row[t + 2] + at_v[t + 2], row[t + 3] + at_v[t + 3]
+            a = of_a if of_a < a else a
+            b = of_b if of_b < b else b
+            c = of_c if of_c < c else c
+            d = of_d if of_d < d else d
+        for t in range(width - width % 4, width):
             value = float(row[t] + at_v[t])
-            least = value if value < least else least
+            a = value if value < a else a
+        a, c = b if b < a else a, d if d < c else c
+        least = c if c < a else a
         node[s] += least + at_u[s]
         at_u[s] = -least
 

@@ -1,4 +1,4 @@
-"""A network without rows: messages until the bound settles, and choices read off on the way.
+"""A network without rows: messages while the bound rises well, and choices read off on the way.
 
 Costs may be of any size, as seconds are.  Choices that would lift the bound above the cost of a
 known solution are in no better one, and go.
@@ -23,7 +23,7 @@ Integers = NDArray[np.int64]
 _SLACK = 1e-9
 # A rise of the bound below this share of it counts as none.
 STALL = 1e-6
-# So is one below this share of the distance to the best choice known, which it will not close.
+# So does one below this share of the distance to the best choice known.
 _SLOW = 1e-2
 # A choice is read off after so many passes.
 _READ_EVERY = 5

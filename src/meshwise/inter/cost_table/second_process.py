@@ -1,7 +1,7 @@
-"""A second process does half of what takes Python long: bounds of layers, and what plans hold.
+"""A second process does half of the slow work in Python: bounds of layers, and memory of plans.
 
-The results do not depend on who computes them.  Where the process cannot be started, or ends, they
-are computed here when they are used.
+The results do not depend on which process computes them.  Where the process cannot be started, or
+ends, they are computed here when they are used.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class SecondProcess:
             raise
 
     def plan(self, chosen: Sequence[tuple[LayerNetwork, tuple[int, ...]]]) -> None:
-        """Make plans of layers that are not known yet, half of them with the second process.
+        """Make plans of layers that are not known yet: half here, half in the second process.
+
+        Without that process nothing is made; plans are made when they are used.
 
         Args:
             chosen: Layers on one mesh, and choices for their classes of nodes.

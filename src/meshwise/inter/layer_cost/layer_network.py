@@ -91,7 +91,7 @@ class LayerNetwork:
         return choice in self._memory
 
     def keep(self, choice: tuple[int, ...], memory: Footprint) -> None:
-        """Take what the plan of a choice holds from who computed it."""
+        """Take what the plan of a choice holds, computed elsewhere."""
         self._memory[choice] = memory
 
     @cached_property

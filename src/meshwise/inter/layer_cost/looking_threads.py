@@ -1,7 +1,8 @@
 """Entries of layers are looked at by several threads at once.
 
 Most of the time goes to kernels, which do not hold Python's lock.  What is seen is noted in order,
-by one thread, so that nothing depends on which one was first.
+by one thread, so that nothing depends on which one was first.  Looks of the threads are short; the
+solver works in the calling thread, where Ctrl-C ends it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Look, Place
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Place
 from meshwise.system.cores import usable_cores
 
 # More would wait for Python's lock.
@@ -29,7 +30,7 @@ class LookingThreads:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the threads; what nobody has begun is left out."""
+        """End the threads: drop what has not started, wait for the rest."""
         self._pool.shutdown(cancel_futures=True)
 
     def sharpen(self, entries: Sequence[tuple[ConditionedLayer, Place]]) -> None:
@@ -38,11 +39,13 @@ class LookingThreads:
         Args:
             entries: Layers and the states of their cuts, each pair once.
         """
-        looks = list(self._pool.map(_look, entries))
-        for (layer, place), seen in zip(entries, looks, strict=True):
-            layer.note(place, seen)
-
-
-def _look(entry: tuple[ConditionedLayer, Place]) -> Look:
-    layer, place = entry
-    return layer.look(place)
+        looks = [
+            None if layer.is_for_the_solver(place) else self._pool.submit(layer.look, place)
+            for layer, place in entries
+        ]
+        seen = [
+            layer.look(place) if look is None else look.result()
+            for (layer, place), look in zip(entries, looks, strict=True)
+        ]
+        for (layer, place), found in zip(entries, seen, strict=True):
+            layer.note(place, found)

@@ -28,7 +28,7 @@ from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, Place
 from meshwise.kernels.arrays import Bools, Floats
 
 T = TypeVar("T", bound=Hashable)
-# Makes plans of layers, each for a choice for its classes of nodes, so that they are known.
+# Makes plans of layers ahead of their use; each layer comes with choices for its nodes.
 PlanAhead: TypeAlias = Callable[[Sequence[tuple[LayerNetwork, tuple[int, ...]]]], None]
 
 

@@ -128,6 +128,10 @@ class ConditionedLayer:
         place = (enters, leaves)
         self.note(place, self.look(place))
 
+    def is_for_the_solver(self, place: Place) -> bool:
+        """Whether bounds of an entry are as high as they get, so that the next look solves it."""
+        return place in self._left
+
     def look(self, place: Place) -> Look:
         """Look at an entry more closely than before.
 

@@ -33,11 +33,12 @@ from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageS
 
 # A step that may become faster by less than this part of it, with so many layers to be planned
 # again, is left alone: the bound is of plans that mostly do not fit, so that about half of it is
-# within reach.  The time to plan grows faster than the layers, so this part grows by their square.
+# within reach.  The time to plan grows faster than the layers, so this part grows by their square;
+# of few layers it is the last number.
 _WORTH, _OF_LAYERS, _LEAST_WORTH = 2e-2, 50, 1e-3
 # Limits of the row that are tried, and the part of a device's memory that may stay unused.
 _LIMITS, _UNUSED = 4, 0.01
-# Limits that differ by less than this part of the memory are one.
+# Limits that differ by less than this part of the memory count as equal.
 _SAME = 1e-4
 
 
@@ -82,12 +83,12 @@ def replanned(
         return found
     runs: dict[tuple[tuple[LayerNetwork, ...], float], _Run] = {}
     todo: list[_Tight] = list(_tight(found, costs, 1 - free_share))
-    # One faster stage of several equal ones may help nothing yet.
+    # One faster stage of several equal ones may not shorten the step yet.
     best = found
     while todo and _possible_s(found, todo) < best.plan.total_s * (1 - _worth(todo)):
         tight = max(todo, key=lambda t: (t.gain_s, t.in_flight))
         alike = [t for t in todo if t.layers == tight.layers]
-        # What fits where most is in flight fits in all of them.
+        # What fits where most is in flight fits in all that have as much memory.
         tight = max(alike, key=lambda t: (t.in_flight, -t.memory_bytes))
         first, last = tight.stage.first_layer, tight.stage.last_layer
         report(f"layers {first} to {last} within the memory of their stage")
@@ -111,11 +112,15 @@ def replanned(
 
 
 def _saved_s(found: FoundPipeline, costs: VariantCosts, tight: _Tight, plan: RunPlan) -> float:
-    """Seconds of a step that a plan saves a stage; 0 where it does not fit."""
-    if plan.memory.peak_bytes(tight.in_flight) > tight.memory_bytes:
+    """Seconds of a step that a plan saves a stage; 0 where it does not fit.
+
+    And 0 where a micro-batch takes longer: other stages may hide what is saved once a step.
+    """
+    count, before = found.problem.num_microbatches, stage_plan(found, costs, tight.stage)
+    fits = plan.memory.peak_bytes(tight.in_flight) <= tight.memory_bytes
+    if not fits or _loop_s(plan, count) > _loop_s(before, count):
         return 0.0
-    count = found.problem.num_microbatches
-    return _seconds(stage_plan(found, costs, tight.stage), count) - _seconds(plan, count)
+    return _seconds(before, count) - _seconds(plan, count)
 
 
 def _on_all_devices(
@@ -213,8 +218,13 @@ def _least_s(
 
 def _seconds(plan: RunPlan, count: int) -> float:
     """Of a step, what its neighbours send included."""
-    busy = sum(e.loop_s + e.once_s for e in plan.entries)
-    return busy + count * (plan.arriving_s + plan.returning_s)
+    return plan.once_s + _loop_s(plan, count)
+
+
+def _loop_s(plan: RunPlan, count: int) -> float:
+    """Seconds of all micro-batches, what neighbours send included."""
+    loop_s = sum(e.loop_s for e in plan.entries)
+    return loop_s + count * (plan.arriving_s + plan.returning_s)
 
 
 def _possible_s(found: FoundPipeline, todo: Sequence[_Tight]) -> float:
