@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pickle
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -106,20 +107,13 @@ class SecondProcess:
         todo = [key for key in dict.fromkeys(keys) if not self._costs.has_bounds(*key)]
         if not todo or not self._is_there(todo):
             return
-        try:
+        with self._asking():
             for key in todo:
                 self._ask(key)
             for n, key in enumerate(todo, 1):
                 sizes = "x".join(map(str, key.mesh.sizes))
                 report(f"bounds on meshes of {sizes}, remat {key.remat}; {len(todo) - n} more")
                 self._finish(key)
-        except (OSError, EOFError, pickle.PicklingError):
-            self._has_failed = True
-            self._end()
-        except BaseException:
-            # Answers that nobody waits for would be taken for later ones.
-            self._end()
-            raise
 
     def plan(self, chosen: Sequence[tuple[LayerNetwork, tuple[int, ...]]]) -> None:
         """Make plans of layers that are not known yet: half here, half in the second process.
@@ -135,20 +129,26 @@ class SecondProcess:
             return
         keys = [self._costs.graph_key(layer) for layer, _ in theirs]
         plans = [(key, layer.decision(c)) for key, (layer, c) in zip(keys, theirs, strict=True)]
-        try:
+        with self._asking():
             self._child.send(_PlansRequest(self._unsent(keys), plans, theirs[0][0].mesh))
             for layer, choice in todo[::2]:
                 layer.plan(choice)
             held: list[Footprint] = self._child.receive()
+            for (layer, choice), memory in zip(theirs, held, strict=True):
+                layer.keep(choice, memory)
+
+    @contextmanager
+    def _asking(self) -> Generator[None]:
+        """End the process at an error; do without it if the error is its own."""
+        try:
+            yield
         except (OSError, EOFError, pickle.PicklingError):
             self._has_failed = True
             self._end()
         except BaseException:
+            # Answers that nobody waits for would be taken for later ones.
             self._end()
             raise
-        else:
-            for (layer, choice), memory in zip(theirs, held, strict=True):
-                layer.keep(choice, memory)
 
     def _end(self) -> None:
         if self._child is not None:
