@@ -8,6 +8,7 @@ from typing import Protocol, cast
 import jax
 
 from meshwise.errors import ClusterError
+from meshwise.runtime.job.job import Job
 
 
 class Device(Protocol):
@@ -28,19 +29,21 @@ class Device(Protocol):
         ...
 
 
-def devices_for(count: int) -> Sequence[Device]:
-    """Return all devices of this process, of which a plan needs some.
+def devices_for(count: int, job: Job | None = None) -> Sequence[Device]:
+    """Return all devices of which a plan needs some, in the order in which a cluster numbers them.
 
     Args:
         count: Devices that the plan needs.
+        job: The processes whose devices they are; None: this process alone.
 
     Raises:
         ClusterError: There are fewer.
     """
-    devices = cast(Sequence[Device], jax.devices())
+    devices = cast(Sequence[Device], jax.local_devices() if job is None else jax.devices())
     if count > len(devices):
+        who = "this process sees" if job is None else f"the {job.num_processes} processes have"
         raise ClusterError(
-            f"the plan needs {count} devices, this process sees {len(devices)} "
+            f"the plan needs {count} devices, {who} {len(devices)} "
             f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
         )
     return devices
