@@ -383,18 +383,25 @@ class KeyValueStore(Protocol):
 
 
 class JobState(NamedTuple):
-    """What `jax.distributed` knows of a job: this process, how many there are, what they share."""
+    """What `jax.distributed` knows of a job: this process, how many there are, what they share.
+
+    `coordinator` is the `host:port` of process 0, as this process was told it.
+    """
 
     process: int
     num_processes: int
     store: KeyValueStore
+    coordinator: str
 
 
 def job_state() -> JobState | None:
     """Return the job of this process; None before `jax.distributed.initialize()`.  No backend."""
     state = distributed.global_state
     client: Any = state.client
-    return None if client is None else JobState(state.process_id, state.num_processes, client)
+    if client is None:
+        return None
+    address = str(state.coordinator_address)
+    return JobState(state.process_id, state.num_processes, client, address)
 
 
 class CompilerPlugin:

@@ -21,7 +21,7 @@ class Cluster(spec.ClusterSpec):
 
     @classmethod
     def distributed(cls) -> spec.ClusterSpec:
-        """Return the devices of all processes of a `jax.distributed` job; see `distributed_cluster`.
+        """Return the devices of all processes of a job; see `distributed_cluster`.
 
         Raises:
             ClusterError: there is no job, or its processes differ in what must be equal.

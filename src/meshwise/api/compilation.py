@@ -29,7 +29,7 @@ def compile_planned(planned: PlannedCall, job: Job | None = None) -> StepExecuta
         case PlannedProgram():
             return compile_step(planned.traced, planned.plan, job=job)
         case PlannedPipeline():
-            return compile_pipeline(planned.layers, planned.plan, planned.decisions)
+            return compile_pipeline(planned.layers, planned.plan, planned.decisions, job)
         case FollowedStages():
             return compile_forward(planned)
         case _:

@@ -1,4 +1,4 @@
-"""A step is planned once for all processes of a job: process 0 plans, the others follow its plan."""
+"""A step is planned once for all processes of a job: process 0 plans, the others follow."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from meshwise.plan.plan import Plan
@@ -78,8 +79,8 @@ def step_fingerprint(opened: OpenStep) -> str:
 def _plain(opened: OpenStep) -> list[jax.Array]:
     """Return the constants of a step as arrays of numbers."""
     return [
-        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        for x in map(jax.numpy.asarray, opened.closed.consts)
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in map(jnp.asarray, opened.closed.consts)
     ]
 
 

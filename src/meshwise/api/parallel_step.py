@@ -22,8 +22,8 @@ from meshwise.api.arguments import (
     step_name,
 )
 from meshwise.api.bound_steps import kept_step
-from meshwise.api.job_planning import plan_in_job
 from meshwise.api.init_state import born_sharded, split_init_args, state_place, zeros_of_spec
+from meshwise.api.job_planning import plan_in_job
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan

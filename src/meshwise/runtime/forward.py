@@ -144,13 +144,14 @@ def compile_forward(found: FollowedStages) -> ForwardExecutable:
         )
         for home in found.homes
     ]
+    copier = TileCopier()
     return ForwardExecutable(
         plan=found.plan,
         cut=found.cut,
         stages=stages,
         orders=found.orders,
-        ends=StackedEnds(found.ends, shardings),
+        ends=StackedEnds(found.ends, shardings, copier),
         user=found.ends,
-        copier=TileCopier(),
+        copier=copier,
         compile_s=time.perf_counter() - start,
     )

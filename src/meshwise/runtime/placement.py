@@ -1,4 +1,4 @@
-"""Arguments are brought to the devices on which a step wants them, in one process and in several."""
+"""Arguments are brought to the devices on which a step wants them, in one process or several."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def _placed(value: ArrayLike, sharding: NamedSharding) -> jax.Array:
         data = jax.random.key_data(value)
         names = (*sharding.spec, *[None] * (data.ndim - len(sharding.spec)))
         whole = NamedSharding(sharding.mesh, PartitionSpec(*names))
-        return jax.random.wrap_key_data(
-            _placed(data, whole), impl=str(jax.random.key_impl(value))
-        )
+        return jax.random.wrap_key_data(_placed(data, whole), impl=str(jax.random.key_impl(value)))
     host = np.asarray(value)
     return jax.make_array_from_callback(
         host.shape, sharding, lambda index: host[index], dtype=jnp.asarray(value).dtype

@@ -84,7 +84,7 @@ def in_stages(case: PipelineCase, count: int, host_path: list[Any]) -> list[Any]
     layers = cut(case.model, case.num_layers, count)
     pipeline = make_pipeline(layers, choices_of(layers, case), case.schedule)
     assert layers.ends is not None
-    ends = StackedEnds(layers.ends, [None] * len(layers.split.in_avals))
+    ends = StackedEnds(layers.ends, [None] * len(layers.split.in_avals), pipeline.copier)
     state, batch = args
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[Any] = []

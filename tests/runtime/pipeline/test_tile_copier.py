@@ -177,4 +177,4 @@ def test_a_kind_of_array_is_looked_into_once(copier):
     programs = dict(fresh._programs)
     fresh.put(value + 1, sharding)
     assert fresh._programs == programs
-    assert all(program._cache_size() == 2 for program, _ in first.cuts)
+    assert all(program._cache_size() == 2 for program, _, _ in first.phases[0].cuts)

@@ -34,11 +34,13 @@ class Job:
         process: The number of this process.
         num_processes: How many there are.
         store: What they share.
+        coordinator: `host:port` of process 0, as this process was told it.
     """
 
     process: int
     num_processes: int
     store: KeyValueStore
+    coordinator: str
 
     def exchange(self, topic: str, text: str, *, patience_s: float = PATIENCE_S) -> list[str]:
         """Give a text to all processes and return those of all, by number.
@@ -127,7 +129,12 @@ def current_job() -> Job | None:
     state = job_state()
     if state is None or state.num_processes == 1:
         return None
-    return Job(process=state.process, num_processes=state.num_processes, store=state.store)
+    return Job(
+        process=state.process,
+        num_processes=state.num_processes,
+        store=state.store,
+        coordinator=state.coordinator,
+    )
 
 
 def text_of_processes(processes: Sequence[int]) -> str:

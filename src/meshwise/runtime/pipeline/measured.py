@@ -37,7 +37,10 @@ _KINDS = {"forward": FORWARD, "backward": BACKWARD, "weights": WEIGHT, "apply": 
 
 
 def measured_step(
-    pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None] = lambda: None
+    pipeline: Pipeline,
+    flat: Sequence[Array],
+    at_commit: Callable[[], None] = lambda: None,
+    label: str = "a step",
 ) -> tuple[list[Array], Timeline]:
     """One step, and its timeline.
 
@@ -47,18 +50,19 @@ def measured_step(
         pipeline: What runs.
         flat: Arguments of the step, of any placement.
         at_commit: Called when the state is taken over.
+        label: Which step it is, as for `Pipeline.run`.
     """
-    return _Measured(pipeline, flat, at_commit).run()
+    return _Measured(pipeline, flat, at_commit, label).run()
 
 
 class _Measured:
     """One step while it runs; what threads share."""
 
     def __init__(
-        self, pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None]
+        self, pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None], label: str
     ) -> None:
         self.pipeline = pipeline
-        self.step = PipelineStep(pipeline, flat)
+        self.step = PipelineStep(pipeline, flat, label)
         jax.block_until_ready(self.step.buffers)
         self.stages = stage_of_program(pipeline)
         count = len(pipeline.meshes)

@@ -1,15 +1,19 @@
-"""Arrays between meshes of one process, tile by tile, without waiting for anything.
+"""Arrays between meshes, tile by tile, without waiting for anything.
 
 `jax.device_put` to another mesh gathers the array on the host, and waits for whoever computes it,
 unless each tile of the destination is a whole tile of the source; and it sends every copy.  Here a
 device that has a piece of a tile cuts it out, the home of the tile gets the pieces and puts them
-together, and further copies are made from there (`resharding.once`).  Every step is dispatched and
+together, and further copies are made from there (`resharding.route`).  Every step is dispatched and
 none waited for.  What is to be done for a shape and two shardings is found out once, and the small
 programs that cut and join are compiled once.
+
+In a job of several processes each carries out the steps of its own devices, and what passes between
+processes goes by a transport.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,39 +22,57 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
-from meshwise.resharding.once import HomedTile, homed_tiles
-from meshwise.resharding.tiles import Box, num_elements
+from meshwise.resharding.route import Move, Phase, Route, route_once
+from meshwise.resharding.tiles import Box
+from meshwise.runtime.devices import array_of
+from meshwise.runtime.placement import placed
+from meshwise.runtime.transports.transport import Passage, Transport, key_of
 
 # A jitted function of tiles on one device.
 Program: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """How arrays of one shape get from one sharding to another.
-
-    Values are numbered: first the tiles of the source, then what each step makes.
+class LocalPhase:
+    """The part of a phase of a route that one process carries out.
 
     Attributes:
-        crossing_bytes: That devices are sent which do not hold them.
+        cuts: Programs that make pieces: the program, which value it takes, and which it makes.
+        moves: Values that move inside the process, where to, and the numbers of the copies.
+        passages: Values that come from other processes, or go to them.
+        joins: Programs that make tiles of pieces: the program, which values it takes, what it
+            makes.
+    """
+
+    cuts: tuple[tuple[Program, int, tuple[int, ...]], ...]
+    moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
+    passages: tuple[Move, ...]
+    joins: tuple[tuple[Program, tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How arrays of one shape get from one sharding to another, as one process sees it.
+
+    Attributes:
+        crossing_bytes: That devices are sent which do not hold them, in all processes.
         copied_bytes: That further devices of the destination copy from those.
-        cuts: Programs on single devices that make pieces: the program, and which value it takes.
-        crossings: Values that move, and where to.
-        joins: Programs that make tiles of pieces: the program, and which values it takes.
-        replicas: Values that are copied, and where to.
-        shards: For each device of the destination the value that lies there.
+        devices: The devices, by their numbers in the route.
+        held: For each shard of the source in this process the number of its value.
+        phases: What is done, in order.
+        shards: For each device of the destination in this process the value that lies there.
         shared: Places among `shards` of tiles of the source.
     """
 
     crossing_bytes: int
     copied_bytes: int
-    cuts: tuple[tuple[Program, int], ...]
-    crossings: tuple[tuple[int, ...], tuple[Any, ...]]
-    joins: tuple[tuple[Program, tuple[int, ...]], ...]
-    replicas: tuple[tuple[int, ...], tuple[Any, ...]]
+    devices: tuple[Any, ...]
+    held: tuple[int, ...]
+    phases: tuple[LocalPhase, ...]
     shards: tuple[int, ...]
     shared: tuple[int, ...]
 
@@ -58,64 +80,184 @@ class Copies:
 class TileCopier:
     """Moves arrays; what it found out and compiled serves all later ones of the same kind."""
 
-    def __init__(self) -> None:
-        """Nothing is known yet."""
+    def __init__(self, transport: Transport | None = None) -> None:
+        """Nothing is known yet.
+
+        Args:
+            transport: The way between processes; None: all devices are of this process.
+        """
+        self._transport = transport
+        self._process = None if transport is None else transport.process
+        self._count = itertools.count()
         self._copies: dict[tuple[Any, ...], Copies] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
 
     def put(
-        self, value: Array | np.generic, sharding: NamedSharding, *, own_memory: bool = False
+        self,
+        value: ArrayLike,
+        sharding: NamedSharding,
+        *,
+        own_memory: bool = False,
+        label: str | None = None,
     ) -> Array:
         """Return an array in a sharding.
 
-        Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.
+        Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
+        every process that has devices on one of both sides makes the same call.
 
         Args:
-            value: An array of any placement in this process, pending or not, or what becomes one.
+            value: An array of any placement, pending or not, or what becomes one.  In a job an
+                array without a mesh is the same in every process.
             sharding: Where it goes; devices may be on both sides.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
+            label: What it is: tells it from all others that pass between the same processes; None:
+                it is counted, and every process makes such calls in the same order.
 
         Raises:
-            TransportError: part of the array is in another process.
+            TransportError: part of the array is in another process, and there is no way there.
         """
-        if not isinstance(value, jax.Array):
-            return jax.device_put(value, sharding, may_alias=False if own_memory else None)
+        if label is None:
+            label = f"array {next(self._count)}"
+        if not isinstance(value, jax.Array) or self._is_everywhere(value):
+            if sharding.is_fully_addressable:
+                return jax.device_put(value, sharding, may_alias=False if own_memory else None)
+            return placed([value], [sharding])[0]
         if value.sharding == sharding and not own_memory:
             return value
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            # `device_put` shares memory on devices of both sides, whatever it is told.
-            return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
+            return self._put_keys(value, sharding, own_memory=own_memory, label=label)
         if not value.size:
             # Nothing to move, and no reason to wait.
-            return jax.device_put(np.zeros(value.shape, value.dtype), sharding)
+            return placed([np.zeros(value.shape, value.dtype)], [sharding])[0]
         copies = self.copies(value, sharding)
-        values = [shard.data for shard in value.addressable_shards]
-        for program, given in copies.cuts:
-            values += program(values[given])
-        moved, places = copies.crossings
-        if moved:
-            values += jax.device_put([values[n] for n in moved], list(places))
-        values += [program(*(values[n] for n in given)) for program, given in copies.joins]
-        copied, places = copies.replicas
-        if copied:
-            values += jax.device_put([values[n] for n in copied], list(places))
-        shards = [values[n] for n in copies.shards]
+        shards = (shard.data for shard in value.addressable_shards)
+        values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
+        for number, phase in enumerate(copies.phases):
+            self._carry_out(phase, values, copies.devices, value.dtype, f"{label}, phase {number}")
+        found = [values[n] for n in copies.shards]
         if own_memory:
             for n in copies.shared:
-                shards[n] = jnp.copy(shards[n])
-        return jax.make_array_from_single_device_arrays(value.shape, sharding, shards)
+                found[n] = jnp.copy(found[n])
+        whole = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        return array_of(whole, found)
+
+    def _is_everywhere(self, value: Array) -> bool:
+        """Return whether every process of a job has the whole of an array."""
+        return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
+
+    def _put_keys(
+        self, value: Array, sharding: NamedSharding, *, own_memory: bool, label: str
+    ) -> Array:
+        if self._transport is None:
+            # `device_put` shares memory on devices of both sides, whatever it is told.
+            return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
+        raise TransportError(
+            f"{label} is an array of random keys of shape {list(value.shape)}, which does not go "
+            "from process to process; return jax.random.key_data(keys) in its place"
+        )
+
+    def _carry_out(
+        self,
+        phase: LocalPhase,
+        values: dict[int, Array],
+        devices: Sequence[Any],
+        dtype: Any,
+        label: str,
+    ) -> None:
+        """Dispatch a phase."""
+        for program, given, results in phase.cuts:
+            values.update(zip(results, program(values[given]), strict=True))
+        moved, places, results = phase.moves
+        if moved:
+            copies = jax.device_put([values[n] for n in moved], list(places))
+            values.update(zip(results, copies, strict=True))
+        if phase.passages:
+            assert self._transport is not None
+            passages = [
+                Passage(
+                    key=key_of(label, move, str(dtype)),
+                    shape=move.shape,
+                    dtype=dtype,
+                    source=devices[move.source],
+                    destination=devices[move.destination],
+                    value=values.get(move.value),
+                )
+                for move in phase.passages
+            ]
+            arrived = self._transport.pass_all(passages, label)
+            for move, array in zip(phase.passages, arrived, strict=True):
+                if array is not None:
+                    values[move.result] = array
+        for program, given, result in phase.joins:
+            values[result] = program(*(values[n] for n in given))
 
     def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
         """Return what is done for an array.
 
         Raises:
-            TransportError: part of the array is in another process.
+            TransportError: part of the array is in another process, and there is no way there.
         """
         key = value.shape, value.dtype, value.sharding, sharding
         found = self._copies.get(key)
         if found is None:
-            found = self._copies[key] = _found(self, value, sharding)
+            found = self._copies[key] = self._found(value, sharding)
         return found
+
+    def _found(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+        is_here = value.is_fully_addressable and sharding.is_fully_addressable
+        if self._transport is None and not is_here:
+            raise TransportError(
+                f"an array of shape {list(value.shape)} goes from {value.sharding} to {sharding}: "
+                "both must lie on devices of this process"
+            )
+        shape = tuple(value.shape)
+        source = _boxes(value.sharding, shape)
+        destination = _boxes(sharding, shape)
+        devices = tuple(dict.fromkeys((*source, *destination)))
+        number = {d: n for n, d in enumerate(devices)}
+        route = route_once(
+            {number[d]: box for d, box in source.items()},
+            {number[d]: box for d, box in destination.items()},
+            [device.process_index for device in devices],
+        )
+        mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
+        held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
+        there = [number[d] for d in destination if number[d] in mine]
+        shards = tuple(route.shards[n] for n in there)
+        size = value.dtype.itemsize
+        return Copies(
+            crossing_bytes=size * route.crossing_elements,
+            copied_bytes=size * route.copied_elements,
+            devices=devices,
+            held=held,
+            phases=self._phases(route, mine, devices),
+            shards=shards,
+            shared=tuple(n for n, v in enumerate(shards) if v in held),
+        )
+
+    def _phases(
+        self, route: Route, mine: set[int], devices: Sequence[Any]
+    ) -> tuple[LocalPhase, ...]:
+        found = (self._local(phase, mine, devices) for phase in route.phases)
+        return tuple(p for p in found if p.cuts or p.moves[0] or p.passages or p.joins)
+
+    def _local(self, phase: Phase, mine: set[int], devices: Sequence[Any]) -> LocalPhase:
+        """Return what this process does of a phase."""
+        inside = [m for m in phase.moves if m.source in mine and m.destination in mine]
+        return LocalPhase(
+            cuts=tuple(
+                (self.cutter(c.parts), c.value, c.results) for c in phase.cuts if c.device in mine
+            ),
+            moves=(
+                tuple(m.value for m in inside),
+                tuple(devices[m.destination] for m in inside),
+                tuple(m.result for m in inside),
+            ),
+            passages=tuple(m for m in phase.moves if (m.source in mine) != (m.destination in mine)),
+            joins=tuple(
+                (self.joiner(j.counts), j.values, j.result) for j in phase.joins if j.device in mine
+            ),
+        )
 
     def cutter(self, parts: tuple[Box, ...]) -> Program:
         """Return the program that takes parts, given by their places in its operand."""
@@ -138,97 +280,13 @@ class TileCopier:
         return self._programs.setdefault(("join", counts), jax.jit(join))
 
 
-def _found(copier: TileCopier, value: jax.Array, sharding: NamedSharding) -> Copies:
-    """Return what is done for an array: steps in the order in which they need one another."""
-    if not (value.is_fully_addressable and sharding.is_fully_addressable):
-        raise TransportError(
-            f"an array of shape {list(value.shape)} goes from {value.sharding} to {sharding}: both "
-            "must lie on devices of this process"
-        )
-    shape = value.shape
-    held = {shard.device: _box(shard.index, shape) for shard in value.addressable_shards}
-    indices: Mapping[Any, Any] = sharding.addressable_devices_indices_map(tuple(shape))
-    needed = {d: _box(i, shape) for d, i in indices.items()}
-    devices = list(dict.fromkeys((*held, *needed)))
-    number = {d: n for n, d in enumerate(devices)}
-    source = {number[d]: box for d, box in held.items()}
-    tiles = homed_tiles(source, {number[d]: box for d, box in needed.items()})
-
-    count = len(held)
-    cuts, piece_at, count = _cuts(copier, source, tiles, count)
-    crossings: list[tuple[int, int]] = []
-    at_home: dict[tuple[Box, int], int] = {}
-    for tile in tiles:
-        for piece in tile.pieces:
-            at_home[piece.box, tile.home] = piece_at[piece.box, piece.sender]
-            if piece.sender != tile.home:
-                crossings.append((piece_at[piece.box, piece.sender], tile.home))
-                at_home[piece.box, tile.home] = count
-                count += 1
-    joins: list[tuple[Program, tuple[int, ...]]] = []
-    lies: dict[int, int] = {}
-    for tile in tiles:
-        pieces = tuple(at_home[p.box, tile.home] for p in tile.pieces)
-        lies[tile.home] = pieces[0]
-        if len(pieces) > 1:
-            counts = tuple(len({p.box[dim] for p in tile.pieces}) for dim in range(len(shape)))
-            joins.append((copier.joiner(counts), pieces))
-            lies[tile.home] = count
-            count += 1
-        lies.update((device, device) for device in tile.owners)
-    replicas = [(lies[tile.home], device) for tile in tiles for device in tile.copies]
-    lies.update((device, count + n) for n, (_, device) in enumerate(replicas))
-    shards = tuple(lies[number[d]] for d in needed)
-    size = value.dtype.itemsize
-    return Copies(
-        crossing_bytes=size * sum(tile.crossing_elements for tile in tiles),
-        copied_bytes=size * sum(num_elements(t.box) * len(t.copies) for t in tiles),
-        cuts=cuts,
-        crossings=_columns(crossings, devices),
-        joins=tuple(joins),
-        replicas=_columns(replicas, devices),
-        shards=shards,
-        shared=tuple(n for n, v in enumerate(shards) if v < len(held)),
-    )
-
-
-def _cuts(
-    copier: TileCopier, source: Mapping[int, Box], tiles: Sequence[HomedTile], count: int
-) -> tuple[tuple[tuple[Program, int], ...], dict[tuple[Box, int], int], int]:
-    """One program for each device that sends parts of its tile.
-
-    Returns:
-        The programs, the value of each piece by box and sender, and how many values there are.
-    """
-    wanted: dict[int, dict[Box, None]] = {}
-    for tile in tiles:
-        for piece in tile.pieces:
-            wanted.setdefault(piece.sender, {})[piece.box] = None
-    cuts: list[tuple[Program, int]] = []
-    piece_at: dict[tuple[Box, int], int] = {}
-    for sender, found in wanted.items():
-        whole = source[sender]
-        piece_at[whole, sender] = sender
-        parts = [box for box in found if box != whole]
-        if parts:
-            cuts.append((copier.cutter(tuple(_within(box, whole) for box in parts)), sender))
-            piece_at.update(((box, sender), count + n) for n, box in enumerate(parts))
-            count += len(parts)
-    return tuple(cuts), piece_at, count
-
-
-def _columns(
-    moves: Sequence[tuple[int, int]], devices: Sequence[Any]
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    return tuple(value for value, _ in moves), tuple(devices[number] for _, number in moves)
+def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:
+    """Return the elements that each device of a sharding has, of all processes."""
+    indices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    return {device: _box(index, shape) for device, index in indices.items()}
 
 
 def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
     """Return an index as JAX gives it."""
     found = (part.indices(size) for part, size in zip(index, shape, strict=True))
     return tuple((start, stop) for start, stop, _ in found)
-
-
-def _within(box: Box, whole: Box) -> Box:
-    """Return a box by its place in a larger one."""
-    return tuple((a - first, b - first) for (a, b), (first, _) in zip(box, whole, strict=True))
