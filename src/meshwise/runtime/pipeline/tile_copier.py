@@ -132,8 +132,8 @@ class TileCopier:
         copies = self.copies(value, sharding)
         shards = (shard.data for shard in value.addressable_shards)
         values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
-        for number, phase in enumerate(copies.phases):
-            self._carry_out(phase, values, copies.devices, value.dtype, f"{label}, phase {number}")
+        for phase in copies.phases:
+            self._carry_out(phase, values, copies.devices, value.dtype, label)
         found = [values[n] for n in copies.shards]
         if own_memory:
             for n in copies.shared:
@@ -175,7 +175,7 @@ class TileCopier:
             assert self._transport is not None
             passages = [
                 Passage(
-                    key=key_of(label, move, str(dtype)),
+                    key=key_of(label, move, str(dtype)),  # the copy has one number in the route
                     shape=move.shape,
                     dtype=dtype,
                     source=devices[move.source],
