@@ -241,7 +241,7 @@ def compile_pipeline(
     limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
     sizes = pipeline.specs.bytes_on_device()
     verify_memory(pipeline.program, sizes, [limits[m] for m in range(schedule.num_meshes)])
-    ends = StackedEnds(layers.ends, _homes(pipeline), pipeline.copier)
+    ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
     original = layers.ends.original
     donated = tuple(i for i, _ in original.aliases)
     return PipelineExecutable(
@@ -293,7 +293,7 @@ def _delete(arrays: Sequence[Array]) -> None:
         array.delete()
 
 
-def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
+def homes_of(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
     """Find where arguments live: state where it is updated, others where they are read first."""
     split = pipeline.layers.split
     found: list[NamedSharding | None] = [None] * len(split.in_avals)
