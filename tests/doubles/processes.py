@@ -40,7 +40,8 @@ def run_job(
     """Run a script of `tests/hosts` in processes that `jax.distributed` joins.
 
     It gets on its command line the coordinator's address, how many processes there are, its number,
-    how many virtual CPU devices it has, and the arguments; `hosts.joined.join` takes the first four.
+    how many virtual CPU devices it has, and the arguments; `hosts.joined.join` takes the first of
+    these.
 
     Args:
         script: The name of its module, as `hosts.meaning`.

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 
 
 class EveryProcess:

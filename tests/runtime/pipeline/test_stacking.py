@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.runtime.pipeline.stacking import Stacking, home_of
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 
 Runs = list[tuple[int, tuple[int, int], PartitionSpec]]
 P = PartitionSpec

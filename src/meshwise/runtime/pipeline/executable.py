@@ -196,8 +196,9 @@ class PipelineExecutable:
         return stage_fidelities(self.pipeline, self.plan)
 
     def compiled_text(self) -> dict[str, str]:
-        """Optimised HLO of each program, by name."""
-        return {p.name: p.text for p in self.pipeline.executables}
+        """Optimised HLO of each program of this process, by name."""
+        here = (p for p in self.pipeline.executables if p.executable is not None)
+        return {p.name: p.text for p in here}
 
 
 def compile_pipeline(

@@ -25,10 +25,11 @@ from meshwise.program.instructions import (
 )
 from meshwise.program.text import around
 from meshwise.runtime.devices import array_of
+from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.buffers import BufferSpecs
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.runtime.transports.transport import Transport
 from meshwise.schedules.schedule import Schedule
 from meshwise.spmd.part import border_spec
@@ -65,7 +66,10 @@ class Pipeline:
         indices: For each mesh with devices of this process the numbers of the micro-batches.
         specs: The buffers of all meshes.
         steps: The instructions that this process takes part in, in order of dispatch.
-        transport: The way to other processes; None where this one is alone.
+        totals: For each program of a layer the bytes of one device while it runs, as its process
+            says; none where this process is alone.
+        job: The processes that run the step together; None where this one is alone.
+        transport: The way to the others.
         copier: Moves arrays to meshes.
         commit: The number of instructions of all meshes before the first that overwrites the state.
     """
@@ -79,6 +83,8 @@ class Pipeline:
     indices: Mapping[int, tuple[Array, ...]]
     specs: BufferSpecs
     steps: tuple[Step, ...]
+    totals: tuple[int, ...]
+    job: Job | None
     transport: Transport | None
     copier: TileCopier
     commit: int

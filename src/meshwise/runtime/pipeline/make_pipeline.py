@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -14,6 +15,7 @@ from meshwise.program.emit import emit
 from meshwise.program.instructions import PipelineProgram
 from meshwise.program.names import Gradient
 from meshwise.program.verify import verify_in_flight, verify_program
+from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.job.agreement import check_agreement
 from meshwise.runtime.job.job import Job
@@ -27,8 +29,8 @@ from meshwise.runtime.pipeline.interpreter import (
     put,
 )
 from meshwise.runtime.pipeline.joining import Joining, TiedGradient
-from meshwise.runtime.pipeline.tile_copier import TileCopier
 from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
 from meshwise.trace.layers.layering import Layering
@@ -78,10 +80,11 @@ def make_pipeline(
     executables += joining.programs
     specs = buffer_specs(program, executables, meshes, layers, schedule.num_microbatches)
     here = frozenset(m for m, mesh in enumerate(meshes) if has_devices_here(mesh))
-    transport = None
+    transport, totals = None, ()
     if job is not None:
         digests = {name: _digest(part) for name, part in _compared(program, executables, specs)}
         check_agreement(job, "the programs of the pipeline", digests)
+        totals = _totals(compiled, job)
         transport = SocketTransport(job)
     copier = TileCopier(transport)
     return Pipeline(
@@ -100,6 +103,8 @@ def make_pipeline(
         },
         specs=specs,
         steps=own_instructions(program, here),
+        totals=totals,
+        job=job,
         transport=transport,
         copier=copier,
         commit=commit_point(program),
@@ -120,6 +125,19 @@ def _compared(
         for n, t in specs.transfers.items()
     )
     yield "its transfers", "\n".join(map(repr, moves))
+
+
+def _totals(layers: Sequence[CompiledLayer], job: Job) -> tuple[int, ...]:
+    """Return for each program of a layer the bytes of one device while it runs.
+
+    When all are told, each process has compiled what it runs.
+    """
+    programs = [program for layer in layers for program in layer.parts.programs]
+    mine = {n: device_peak_bytes(p.run) for n, p in enumerate(programs) if p.executable is not None}
+    told: dict[int, int] = {}
+    for text in job.exchange("the memory of the programs", json.dumps(mine)):
+        told.update((int(n), num_bytes) for n, num_bytes in json.loads(text).items())
+    return tuple(told[n] for n in range(len(programs)))
 
 
 def _digest(text: str) -> str:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.jax_compat import refill
 from meshwise.runtime.pipeline.stacking import StackHome, Stacking, home_of
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.trace.layers.stacks.unstack import Leaf, Unstacked
 
 

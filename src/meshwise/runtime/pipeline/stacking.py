@@ -21,7 +21,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.runtime.devices import array_of, has_devices_here
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 
 STAGES, SPREAD = "stages", "spread"
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
@@ -151,10 +151,19 @@ class TileCopier:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
             return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
-        raise TransportError(
-            f"{label} is an array of random keys of shape {list(value.shape)}, which does not go "
-            "from process to process; return jax.random.key_data(keys) in its place"
-        )
+        spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        numbers = jax.eval_shape(jax.random.key_data, spec)
+        there = _of_numbers(sharding, numbers.ndim)
+        if value.addressable_shards:
+            data = jax.random.key_data(value)
+        else:
+            assert isinstance(value.sharding, NamedSharding)
+            source = _of_numbers(value.sharding, numbers.ndim)
+            data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
+        found = self.put(data, there, own_memory=own_memory, label=label)
+        if found.addressable_shards:
+            return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
+        return array_of(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding), [])
 
     def _carry_out(
         self,
@@ -278,6 +287,12 @@ class TileCopier:
             return rest[0]
 
         return self._programs.setdefault(("join", counts), jax.jit(join))
+
+
+def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
+    """Return the sharding of the numbers of random keys, which have more dims, for a rank."""
+    spec = sharding.spec
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec, *[None] * (rank - len(spec))))
 
 
 def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:

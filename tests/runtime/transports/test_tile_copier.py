@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwise.graph.layout import split_layouts
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import partition_spec
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
