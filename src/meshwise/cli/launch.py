@@ -11,7 +11,8 @@ import click
 
 from meshwise.errors import MeshwiseError
 from meshwise.hosts.host_process import Stream
-from meshwise.hosts.launch import JobEnd, JobRequest, end_text, launch as launch_job
+from meshwise.hosts.launch import JobEnd, JobRequest, end_text
+from meshwise.hosts.launch import launch as launch_job
 
 EXAMPLES = """
 \b

@@ -64,7 +64,9 @@ def check_own_name() -> None:
     name = socket.gethostname()
     found = addresses_of(name)
     if own_address(found) is None:
-        seen = f"resolves to {', '.join(found)}, not to this machine" if found else "does not resolve"
+        seen = (
+            f"resolves to {', '.join(found)}, not to this machine" if found else "does not resolve"
+        )
         raise LaunchError(
             f"the name of this machine, {name!r}, {seen}: collectives between processes would "
             f'fail. Add the line "127.0.0.1 {name}" to /etc/hosts'

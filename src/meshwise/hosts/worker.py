@@ -1,8 +1,8 @@
 """Runs a script in a process of a job: `python -m meshwise.hosts.worker SCRIPT ...` or `-m MODULE`.
 
-The process leads its process group. Before anything else it starts the guard, which kills the group
-when the launcher closes the lifeline or ends (`host_process`). JAX learns of the job when the script
-imports it, so that the script can still set JAX's environment variables.
+The process leads its process group. Before anything else it starts the guard, which kills the
+group when the launcher closes the lifeline or ends (`host_process`). JAX learns of the job when the
+script imports it, so that the script can still set JAX's environment variables.
 """
 
 from __future__ import annotations
