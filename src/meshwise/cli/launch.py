@@ -137,7 +137,7 @@ class _Lines:
             OSError: nobody reads it any more.
         """
         use_stderr = self._only_stderr or stream == "stderr"
-        out = click.get_binary_stream("stderr" if use_stderr else "stdout")
+        out = (sys.stderr if use_stderr else sys.stdout).buffer
         with self._lock:
             out.write(b"[host %d] %s\n" % (number, line))
             out.flush()

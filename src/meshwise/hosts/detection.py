@@ -27,8 +27,11 @@ def announce_job() -> None:
     transfer = TransferAddresses.from_variables(os.environ)
     if transfer is not None:
         # JAX has no environment variables for these two.
-        jax.config.update("jax_cross_host_transfer_socket_address", transfer.socket)
-        jax.config.update("jax_cross_host_transport_addresses", transfer.transport)
+        for name, value in (
+            ("jax_cross_host_transfer_socket_address", transfer.socket),
+            ("jax_cross_host_transport_addresses", transfer.transport),
+        ):
+            jax.config.update(name, value)  # pyright: ignore[reportUnknownMemberType]
 
 
 def detected_member() -> JobMember | None:

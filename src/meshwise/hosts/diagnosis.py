@@ -95,8 +95,8 @@ def check_processes(call: RollCall) -> Finding:
         what="processes",
         status="broken",
         found=_some(wrong, "; "),
-        remedy="each process needs a number of its own, from 0 to one less than their number; what "
-        f"those that are missing print says whether they reach {call.coordinator}",
+        remedy="each process needs a number of its own, from 0 on; one that was started and is "
+        "missing prints why",
     )
 
 
@@ -204,7 +204,7 @@ def check_links(call: RollCall) -> tuple[Finding, ...]:
     """
     first = call.cards[0]
     found: list[Finding] = []
-    for is_near, what in ((False, "links"), (True, "links inside")):
+    for is_near, what in ((False, "links"), (True, "links inside a host")):
         links = {
             card.who: call.links[card.token]
             for card in call.cards

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Literal
 
+from meshwise.errors import LaunchError
+
 Stream = Literal["stdout", "stderr"]
 # Takes the number of the process, the stream, and a line without its end.
 LineWriter = Callable[[int, Stream, bytes], None]
@@ -49,7 +51,7 @@ class HostProcess:
                 thread, after the last line.
 
         Raises:
-            OSError: the process cannot be started.
+            LaunchError: the process cannot be started.
         """
         self.number = number
         self._write = write
@@ -67,9 +69,9 @@ class HostProcess:
                 pass_fds=(reading,),
                 start_new_session=True,
             )
-        except BaseException:
+        except OSError as error:
             self._release()
-            raise
+            raise LaunchError(f"cannot start process {number}: {error.strerror}") from error
         finally:
             os.close(reading)
         self._watcher = threading.Thread(target=self._watch, daemon=True)

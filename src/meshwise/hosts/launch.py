@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -124,17 +124,16 @@ def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], No
     with _signals_as_events(events):
         try:
             for number, environment in enumerate(environments):
-                process = HostProcess(
-                    number,
-                    [*_WORKER, *request.program],
-                    environment,
-                    write=write_or_stop,
-                    ended=lambda number, code: events.put(_End(number=number, exit_code=code)),
+                processes.append(
+                    HostProcess(
+                        number,
+                        [*_WORKER, *request.program],
+                        environment,
+                        write=write_or_stop,
+                        ended=lambda number, code: events.put(_End(number=number, exit_code=code)),
+                    )
                 )
-                processes.append(process)
             return _Watch(processes, events, request.grace_s, report).run()
-        except OSError as error:
-            raise LaunchError(f"cannot start process {len(processes)}: {error.strerror}") from error
         finally:
             for process in processes:
                 process.kill()
@@ -158,7 +157,6 @@ def job_environments(
         "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(request.devices_per_host),
-        "PYTHONUNBUFFERED": "1",
     }
     return tuple(
         shared
@@ -173,7 +171,7 @@ def job_environments(
 
 
 @contextmanager
-def _signals_as_events(events: _Events) -> Iterator[None]:
+def _signals_as_events(events: _Events) -> Generator[None, None, None]:
     """Turn signals into events; a signal that is ignored, as under `nohup`, stays so."""
     if threading.current_thread() is not threading.main_thread():
         raise LaunchError("a job is launched from the main thread, which gets the signals")

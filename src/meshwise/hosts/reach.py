@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import repeat
 from typing import Self
 
 from meshwise.hosts.card import Card
@@ -83,7 +84,7 @@ def unreached(cards: Sequence[Card], *, limit_s: float) -> list[str]:
         The tokens of those that did not answer with their token.
     """
     with ThreadPoolExecutor(max_workers=_MOST_THREADS) as pool:
-        answers = pool.map(lambda card: _is_reached(card, limit_s), cards)
+        answers = pool.map(_is_reached, cards, repeat(limit_s))
         return [
             card.token for card, is_reached in zip(cards, answers, strict=True) if not is_reached
         ]

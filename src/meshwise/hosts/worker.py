@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from io import TextIOWrapper
 
 from meshwise.hosts.after_import import after_import
 
@@ -24,6 +25,9 @@ def main(arguments: list[str]) -> None:
     lifeline = os.environ.pop("MESHWISE_LIFELINE", None)
     if lifeline is not None:
         _start_guard(int(lifeline))
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Into a pipe Python writes blocks; -u would write parts of lines.
+        sys.stdout.reconfigure(line_buffering=True)
     after_import("jax", _announce_job)
     import runpy
 
