@@ -259,6 +259,7 @@ def test_each_process_is_told_its_place() -> None:
     assert {(each["JAX_NUM_CPU_DEVICES"], each["HOME"]) for each in environments} == {
         ("2", "/home")
     }
+    assert all(int(each["NPROC"]) >= 4 for each in environments)
     transfers = [TransferAddresses.from_variables(each) for each in environments]
     assert len({transfer and transfer.socket for transfer in transfers}) == 3
     assert JobMember.from_variables({}) is None
@@ -304,7 +305,9 @@ here = jax.make_array_from_single_device_arrays(
     (3,), SingleDeviceSharding(first), mine, dtype=jnp.float64
 )
 there = jax.device_put(here, SingleDeviceSharding(last))
+if me == 0: jax.block_until_ready(jax.jit(jnp.sum)(array))  # The transfer needs a thread, too.
 print([shard.data.tolist() for shard in there.addressable_shards])
+if me == 1: jax.block_until_ready(jax.jit(jnp.sum)(array))
 """
     # Around it is a job of Slurm's, which JAX would take by itself.
     slurm = {
