@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from meshwise.doctor.finding import Finding
 from meshwise.hosts.card import Card
 from meshwise.hosts.diagnosis import RollCall, diagnosis
-from meshwise.hosts.link import Link
+from meshwise.hosts.link_speed import LinkSpeed
 
 VERSIONS = {"python": "3.11.7", "jax": "0.10.2", "jaxlib": "0.10.2", "meshwise": "0.1.0"}
 
@@ -50,7 +51,7 @@ def findings(
         cards=tuple(cards),
         unreached=unreached or {},
         links={
-            each.token: Link(latency_s=1e-4, bytes_per_s=rate)
+            each.token: LinkSpeed(latency_s=1e-4, bytes_per_s=rate)
             for each, rate in zip(cards[1:], rates, strict=False)
         },
         lost=frozenset(lost),
@@ -79,6 +80,11 @@ def test_a_process_twice_and_one_that_is_missing() -> None:
     )
 
 
+def test_a_process_too_many() -> None:
+    found = findings((*CARDS, card(3)))["processes"]
+    assert found.found == "there is no process 3 (node3) in a job of 3"
+
+
 def test_process_0_on_the_wrong_host() -> None:
     found = findings((card(0),), is_coordinator_here=False)
     assert found["processes"].found == (
@@ -89,9 +95,7 @@ def test_process_0_on_the_wrong_host() -> None:
 
 
 def test_processes_of_another_number_and_one_that_is_lost() -> None:
-    other = Card(
-        **{name: getattr(CARDS[2], name) for name in Card.__slots__} | {"num_processes": 8}
-    )
+    other = replace(CARDS[2], num_processes=8)
     found = findings((*CARDS[:2], other), lost=("token1",))["processes"]
     assert "process 2 (node2) thinks that there are 8 processes, process 0 that" in found.found
     assert "process 1 (node1) stopped answering" in found.found
@@ -123,8 +127,8 @@ def test_a_name_that_only_its_own_machine_understands(address: str) -> None:
 
 
 def test_names_that_lead_nowhere_or_elsewhere() -> None:
-    lost = Card(**{name: getattr(CARDS[1], name) for name in Card.__slots__} | {"address": ""})
-    found = findings((card(0), lost, card(2, own=False)))["host names"]
+    nameless = replace(CARDS[1], address="")
+    found = findings((card(0), nameless, card(2, own=False)))["host names"]
     assert found.status == "broken"
     assert "node1 does not know its own name" in found.found
     assert "node2 resolves its own name to 10.0.0.2, which is no address of it" in found.found

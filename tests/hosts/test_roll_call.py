@@ -92,7 +92,7 @@ def test_versions_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_port_in_use_by_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roll_call_module, "_ANSWER_S", 0.2)
+    monkeypatch.setattr(roll_call_module, "_GREETING_S", 0.2)
     job = members(0, 1)
     with socket.create_server(job[0].address):
         found, tellers = call_all(job, limit_s=0.5)

@@ -96,9 +96,16 @@ def _member(coordinator: str | None, processes: int | None, process_id: int | No
 
     Raises:
         click.UsageError: neither says it.
+        click.ClickException: JAX fails.
     """
     if coordinator is None and processes is None and process_id is None:
-        member = detected_member()
+        try:
+            member = detected_member()
+        except (ImportError, RuntimeError) as error:
+            raise click.ClickException(
+                f"JAX cannot detect the job: {error}; give --coordinator, --processes and "
+                "--process-id"
+            ) from error
         if member is None:
             raise click.UsageError(
                 "this process is in no job: run it under `meshwise launch`, `srun` or `mpirun`, or "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from meshwise.doctor.finding import Finding
 from meshwise.hosts.card import Card
 from meshwise.hosts.host_name import is_loopback
-from meshwise.hosts.link import Link
+from meshwise.hosts.link_speed import LinkSpeed
 from meshwise.units import bytes_text, seconds_text
 
 # A link is worth a note where it is so many times slower than the median of its kind.
@@ -42,7 +42,7 @@ class RollCall:
     limit_s: float
     cards: tuple[Card, ...]
     unreached: Mapping[str, Sequence[str]]
-    links: Mapping[str, Link]
+    links: Mapping[str, LinkSpeed]
     lost: frozenset[str]
 
 
@@ -79,6 +79,11 @@ def check_processes(call: RollCall) -> Finding:
         f"are {call.num_processes}"
         for card in call.cards
         if card.num_processes != call.num_processes
+    ]
+    wrong += [
+        f"there is no {card.who} in a job of {call.num_processes}"
+        for card in call.cards
+        if card.process_id >= call.num_processes
     ]
     missing = [number for number in range(call.num_processes) if number not in count]
     if missing:
@@ -215,7 +220,7 @@ def check_links(call: RollCall) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _speed_finding(what: str, links: Mapping[str, Link]) -> Finding:
+def _speed_finding(what: str, links: Mapping[str, LinkSpeed]) -> Finding:
     """Return how fast some links are, and which is much slower than the others."""
     rates = {who: link.bytes_per_s for who, link in links.items()}
     latency_s = statistics.median(link.latency_s for link in links.values())

@@ -89,12 +89,12 @@ class _Stop:
     """All processes are to end.
 
     Attributes:
-        by_signal: The signal that says so.
         reason: Why.
+        by_signal: The signal to the launcher that says so; None where nobody reads the output.
     """
 
-    by_signal: int
     reason: str
+    by_signal: int | None
 
 
 _Events = queue.SimpleQueue[_End | _Stop]
@@ -127,7 +127,7 @@ def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], No
         try:
             write(number, stream, line)
         except OSError as error:
-            events.put(_Stop(by_signal=signal.SIGPIPE, reason=f"output: {error.strerror}"))
+            events.put(_Stop(reason=f"output: {error.strerror}", by_signal=None))
 
     with _signals_as_events(events):
         try:
@@ -189,7 +189,7 @@ def _signals_as_events(events: _Events) -> Generator[None, None, None]:
     before = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        events.put(_Stop(by_signal=number, reason=f"got {signal.Signals(number).name}"))
+        events.put(_Stop(reason=f"got {signal.Signals(number).name}", by_signal=number))
 
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
@@ -229,15 +229,19 @@ class _Watch:
             except queue.Empty:
                 self._kill(f"not ended after {self._grace_s:g} s")
                 continue
-            if isinstance(event, _Stop):
-                self._stop(event.reason, event.by_signal, 128 + event.by_signal)
-                continue
-            del self._running[event.number]
-            self._exit_codes[event.number] = event.exit_code
-            if event.exit_code and not self._reason:
-                reason = f"host {event.number} {end_text(event.exit_code)}"
-                code = event.exit_code if event.exit_code > 0 else 128 - event.exit_code
-                self._stop(reason, signal.SIGTERM, code)
+            if isinstance(event, _End):
+                del self._running[event.number]
+                self._exit_codes[event.number] = event.exit_code
+                if event.exit_code and not self._reason:
+                    reason = f"host {event.number} {end_text(event.exit_code)}"
+                    code = event.exit_code if event.exit_code > 0 else 128 - event.exit_code
+                    self._stop(reason, signal.SIGTERM, code)
+            elif not self._reason:
+                number = event.by_signal or signal.SIGTERM
+                self._stop(event.reason, number, 128 + (event.by_signal or signal.SIGPIPE))
+            elif event.by_signal is not None:
+                # The second signal is meant.
+                self._kill(event.reason)
         return JobEnd(
             exit_code=self._exit_code,
             reason=self._reason,
@@ -247,20 +251,14 @@ class _Watch:
     def _seconds_left(self) -> float | None:
         return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
-    def _stop(self, reason: str, by_signal: int, exit_code: int) -> None:
-        """Ask all processes to end; at a second signal to the launcher, kill them."""
-        if self._reason:
-            if by_signal in _SIGNALS:
-                self._kill(reason)
-            return
+    def _stop(self, reason: str, number: int, exit_code: int) -> None:
+        """Ask all processes to end, by a signal."""
         self._reason, self._exit_code = reason, exit_code
         others = f"; ending {_hosts_text(list(self._running))}" if self._running else ""
         self._report(f"{reason}{others}")
         self._deadline = time.monotonic() + self._grace_s
-        # Python ends by SIGPIPE only where nobody has set a handler, and it sets one itself.
-        sent = signal.SIGTERM if by_signal == signal.SIGPIPE else by_signal
         for process in self._running.values():
-            process.send_signal(sent)
+            process.send_signal(number)
 
     def _kill(self, why: str) -> None:
         self._report(f"{why}; killing {_hosts_text(list(self._running))}")

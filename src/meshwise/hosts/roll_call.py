@@ -20,7 +20,7 @@ from meshwise.doctor.finding import Finding
 from meshwise.hosts.card import Card, cards_of
 from meshwise.hosts.diagnosis import RollCall, diagnosis
 from meshwise.hosts.host_name import addresses_of, own_address
-from meshwise.hosts.link import Link, answer_link, measured_link
+from meshwise.hosts.link_speed import LinkSpeed, answer_link, measured_link
 from meshwise.hosts.member import JobMember
 from meshwise.hosts.messages import Channel, Message
 from meshwise.hosts.reach import Door, dual_server, unreached
@@ -31,6 +31,8 @@ Tell = Callable[[Findings], None]
 _RETRY_S = 0.2
 # For a message that the other process has only to send.
 _ANSWER_S = 5.0
+# For the first word of process 0, which may be busy with another process that came.
+_GREETING_S = 12.0
 _REACH_S = 3.0
 _AT_ONCE = 32
 # What a link may take, and more.
@@ -149,7 +151,7 @@ class _Guest:
                 self.is_lost = True
         return {}
 
-    def link(self) -> Link | None:
+    def link(self) -> LinkSpeed | None:
         """Return its link to this process; None if there is none."""
         if not self.is_lost:
             try:
@@ -194,7 +196,7 @@ def _reach_of_all(
     return found
 
 
-def _links(guests: Sequence[_Guest]) -> dict[str, Link]:
+def _links(guests: Sequence[_Guest]) -> dict[str, LinkSpeed]:
     """Return the links of the processes (token) to this one, measured one after the other."""
     links = {guest.card.token: guest.link() for guest in guests}
     return {token: link for token, link in links.items() if link is not None}
@@ -215,7 +217,7 @@ def _visit(member: JobMember, limit_s: float) -> Findings:
         card = Card.own(member, port=door.port)
         door.answer(card.token)
         try:
-            channel.receive(limit_s=_ANSWER_S)
+            channel.receive(limit_s=_GREETING_S)
             channel.send(card.to_message(), limit_s=_ANSWER_S)
         except OSError as error:
             raise _AbsenceError(

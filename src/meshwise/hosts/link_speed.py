@@ -15,7 +15,7 @@ _LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkSpeed:
     """A link to process 0, as measured through one TCP connection.
 
     Attributes:
@@ -27,7 +27,7 @@ class Link:
     bytes_per_s: float
 
 
-def measured_link(channel: Channel) -> Link:
+def measured_link(channel: Channel) -> LinkSpeed:
     """Measure the link to a process that answers by `answer_link`.
 
     Args:
@@ -51,7 +51,7 @@ def measured_link(channel: Channel) -> Link:
     channel.receive(limit_s=_LIMIT_S)
     channel.skip_bytes(_NUM_BYTES, limit_s=_LIMIT_S)
     seconds = time.monotonic() - start
-    return Link(latency_s=statistics.median(times), bytes_per_s=2 * _NUM_BYTES / seconds)
+    return LinkSpeed(latency_s=statistics.median(times), bytes_per_s=2 * _NUM_BYTES / seconds)
 
 
 def answer_link(channel: Channel, request: Message) -> None:
