@@ -14,7 +14,7 @@ from evaluation.alpacomm.cases import CASES, Case
 from jax.sharding import Mesh, NamedSharding
 
 from benchmarks.pairs import run_pairs
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import partition_spec
 
 # The published tensors hold 2 GiB; each dim is this many times smaller here.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwise import errors as errors
-    from meshwise.api.local_cluster import Cluster as Cluster
+    from meshwise.api.cluster import Cluster as Cluster
     from meshwise.api.parallelize import ParallelStep as ParallelStep
     from meshwise.api.parallelize import parallelize as parallelize
     from meshwise.plan.plan import Plan as Plan
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # Where the names above are; a test compares the two lists.
 _NAMES = {
     "meshwise.api.parallelize": "ParallelStep parallelize",
-    "meshwise.api.local_cluster": "Cluster",
+    "meshwise.api.cluster": "Cluster",
     "meshwise.request.methods": (
         "Auto DataParallel Follow Heuristic IntraOp Megatron Replay Zero2 Zero3"
     ),

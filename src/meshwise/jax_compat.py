@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from jax import Array, core, export, lax
-from jax._src import compiler, source_info_util
+from jax._src import compiler, distributed, source_info_util
 from jax._src.clusters import ClusterEnv
 from jax._src.core import trace_state_clean
 from jax._src.interpreters import mlir
@@ -362,6 +362,48 @@ def refill(array: Any, contents: Array) -> None:
     array._replace_with(contents)
     # Shards that someone has looked at are kept there; these are still the deleted ones.
     vars(getattr(array, "_base_array", array)).pop("addressable_shards", None)
+
+
+class KeyValueStore(Protocol):
+    """What the processes of a `jax.distributed` job share: texts by key, kept by process 0."""
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        """Set the value of a key that has none."""
+        ...
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        """Return the value of a key, when it has one."""
+        ...
+
+    def key_value_increment(self, key: str, increment: int) -> int:
+        """Add to the number under a key, 0 if it has none, and return the sum."""
+        ...
+
+    def key_value_delete(self, key: str) -> None:
+        """Remove a key and all below it."""
+        ...
+
+
+class JobState(NamedTuple):
+    """What `jax.distributed` knows of a job: this process, how many there are, what they share.
+
+    `coordinator` is the `host:port` of process 0, as this process was told it.
+    """
+
+    process: int
+    num_processes: int
+    store: KeyValueStore
+    coordinator: str
+
+
+def job_state() -> JobState | None:
+    """Return the job of this process; None before `jax.distributed.initialize()`.  No backend."""
+    state = distributed.global_state
+    client: Any = state.client
+    if client is None:
+        return None
+    address = str(state.coordinator_address)
+    return JobState(state.process_id, state.num_processes, client, address)
 
 
 class CompilerPlugin:

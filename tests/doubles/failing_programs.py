@@ -30,7 +30,7 @@ def program_replaced(
     pipeline = executable.pipeline
     names = [program.name for program in pipeline.executables]
     at = names.index(name)
-    other = replace(pipeline.executables[at], run=make(pipeline.executables[at].run))
+    other = replace(pipeline.executables[at], executable=make(pipeline.executables[at].run))
     programs = (*pipeline.executables[:at], other, *pipeline.executables[at + 1 :])
     with _in_place_of(step, replace(executable, pipeline=replace(pipeline, executables=programs))):
         yield

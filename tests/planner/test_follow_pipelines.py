@@ -102,7 +102,7 @@ def key_here(key: Any) -> Any:
 @pytest.fixture
 def crossed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """For each array of numbers that is put somewhere its identity and the bytes that cross."""
-    from meshwise.runtime.pipeline.tile_copier import TileCopier
+    from meshwise.runtime.transports.tile_copier import TileCopier
 
     found: list[tuple[int, int]] = []
     put = TileCopier.put

@@ -6,13 +6,18 @@ from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step import PlannedCall, PlannedProgram
 from meshwise.runtime.executable import compile_step
 from meshwise.runtime.forward import compile_forward
+from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.executable import compile_pipeline
 from meshwise.runtime.step_executable import StepExecutable
 from meshwise.trace.layers.forward.followed import FollowedStages
 
 
-def compile_planned(planned: PlannedCall) -> StepExecutable:
-    """Lower and compile a planned step on the devices of this process.
+def compile_planned(planned: PlannedCall, job: Job | None = None) -> StepExecutable:
+    """Lower and compile a planned step.
+
+    Args:
+        planned: The planned step.
+        job: The processes on whose devices it runs; None: those of this process.
 
     Raises:
         ClusterError: the plan needs more devices than there are.
@@ -22,9 +27,9 @@ def compile_planned(planned: PlannedCall) -> StepExecutable:
     """
     match planned:
         case PlannedProgram():
-            return compile_step(planned.traced, planned.plan)
+            return compile_step(planned.traced, planned.plan, job=job)
         case PlannedPipeline():
-            return compile_pipeline(planned.layers, planned.plan, planned.decisions)
+            return compile_pipeline(planned.layers, planned.plan, planned.decisions, job)
         case FollowedStages():
             return compile_forward(planned)
         case _:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.api.arguments import Binding
 from meshwise.jax_compat import PyTree
+from meshwise.runtime.devices import array_of, has_devices_here
 
 
 def split_init_args(
@@ -68,7 +69,7 @@ def born_sharded(
         wanted: Sharding of each leaf; None for one that may lie anywhere.
         tree: Tree of what it makes.
     """
-    groups: dict[object, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for n, sharding in enumerate(wanted):
         groups.setdefault(None if sharding is None else sharding.mesh, []).append(n)
     found: list[PyTree] = [None] * len(wanted)
@@ -79,6 +80,15 @@ def born_sharded(
             return [leaves[n] for n in places]
 
         asked = None if mesh is None else [wanted[n] for n in places]
-        for n, leaf in zip(places, jax.jit(some, out_shardings=asked)(*args), strict=True):
+        if mesh is None or has_devices_here(mesh):
+            leaves = jax.jit(some, out_shardings=asked)(*args)
+        else:
+            leaves = map(_elsewhere, jax.eval_shape(some, *args), asked or ())
+        for n, leaf in zip(places, leaves, strict=True):
             found[n] = leaf
     return jax.tree.unflatten(tree, found)
+
+
+def _elsewhere(aval: jax.ShapeDtypeStruct, sharding: NamedSharding | None) -> jax.Array:
+    """Return a leaf that other processes make."""
+    return array_of(jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding), [])

@@ -9,9 +9,10 @@ import jax
 
 from meshwise.cluster import spec
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.cluster.host import HostGroup
+from meshwise.cluster.host import HostGroup, HostSpec
 from meshwise.errors import ClusterError
 from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
+from meshwise.runtime.job.job import current_job
 
 # Accelerator name as JAX reports it (in parts) -> catalog host that has such devices.
 _CATALOG_HOSTS = (
@@ -22,17 +23,9 @@ _CATALOG_HOSTS = (
 )
 
 
-class Cluster(spec.ClusterSpec):
-    """A cluster; see `meshwise.cluster.spec.ClusterSpec`."""
-
-    @classmethod
-    def local(cls) -> spec.ClusterSpec:
-        """Return the devices that this process sees; see `local_cluster`.
-
-        Raises:
-            ClusterError: the accelerator is not in the catalog.
-        """
-        return local_cluster()
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OneProcess(spec.ClusterSpec):
+    """The devices of one process of a job, which runs steps on them by itself."""
 
 
 def local_cluster() -> spec.ClusterSpec:
@@ -41,20 +34,37 @@ def local_cluster() -> spec.ClusterSpec:
     Raises:
         ClusterError: the accelerator is not in the catalog.
     """
-    devices = jax.devices()
+    devices = jax.local_devices()
     if devices[0].platform == "cpu":
-        return cpu_cluster(len(devices), host_memory_bytes=host_memory_bytes())
-    kind = devices[0].device_kind
+        found = cpu_cluster(len(devices), host_memory_bytes=host_memory_bytes())
+    else:
+        host = accelerator_host(devices[0].device_kind, len(devices), device_memory_bytes(devices))
+        group = HostGroup(count=1, host=host)
+        name = f"{len(devices)} x {devices[0].device_kind}"
+        found = spec.ClusterSpec(name=name, groups=(group,))
+    if current_job() is None:
+        return found
+    return OneProcess(name=found.name, groups=found.groups)
+
+
+def accelerator_host(kind: str, num_devices: int, memory_bytes: int | None) -> HostSpec:
+    """Return a host of the catalog with some devices of a kind.
+
+    Args:
+        kind: The kind of the devices, as JAX calls it.
+        num_devices: How many it has; each keeps its share of the NICs.
+        memory_bytes: What JAX may use of each; None: all of it.
+
+    Raises:
+        ClusterError: the accelerator is not in the catalog.
+    """
     for part, host_name in _CATALOG_HOSTS:
         if part in kind:
-            host = Cluster.virtual(f"1x {host_name}").host
-            limit = device_memory_bytes(devices) or host.device.memory_bytes
+            host = spec.ClusterSpec.virtual(f"1x {host_name}").host
+            limit = memory_bytes or host.device.memory_bytes
             device = dataclasses.replace(host.device, memory_bytes=limit)
-            # Each device keeps its share of the NICs.
-            nics = max(len(devices) * host.num_nics // host.num_devices, 1)
-            host = dataclasses.replace(host, num_devices=len(devices), device=device, num_nics=nics)
-            group = HostGroup(count=1, host=host)
-            return spec.ClusterSpec(name=f"{len(devices)} x {kind}", groups=(group,))
+            nics = max(num_devices * host.num_nics // host.num_devices, 1)
+            return dataclasses.replace(host, num_devices=num_devices, device=device, num_nics=nics)
     raise ClusterError(
         f"no data sheet for device {kind!r}; describe the host in a TOML file and pass "
         "cluster=Cluster.from_file(...)"

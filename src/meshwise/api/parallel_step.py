@@ -23,6 +23,7 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.bound_steps import kept_step
 from meshwise.api.init_state import born_sharded, split_init_args, state_place, zeros_of_spec
+from meshwise.api.job_planning import plan_in_job
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
@@ -31,6 +32,7 @@ from meshwise.planner.step import PlannedCall, PlannedProgram, has_stages, plan_
 from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import PlannedStep
 from meshwise.request.plan_request import PlanRequest
+from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
@@ -49,12 +51,21 @@ class ParallelStep(PlannedStep):
     """A training step that plans, compiles and runs itself; made by `parallelize`."""
 
     def __init__(
-        self, fun: Callable[..., PyTree], request: PlanRequest, options: ArgumentOptions
+        self,
+        fun: Callable[..., PyTree],
+        request: PlanRequest,
+        options: ArgumentOptions,
+        *,
+        is_alone: bool = False,
     ) -> None:
-        """Args: the step, what is asked of the plan, what is said of the arguments."""
+        """Args: the step, what is asked of the plan, what is said of the arguments.
+
+        `is_alone` says that the step runs on the devices of this process, in a job too.
+        """
         self._fun = fun
         self._request = request
         self._options = options
+        self._is_alone = is_alone
         self._bindings: dict[tuple[int, tuple[str, ...]], Binding] = {}
         self._planned: dict[Hashable, PlannedCall] = {}
         self._executables: dict[Hashable, StepExecutable] = {}
@@ -85,7 +96,7 @@ class ParallelStep(PlannedStep):
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
         options = replace(self._options, parameters=positional_parameters(fun))
-        return ParallelStep(fun, self._request, options)
+        return ParallelStep(fun, self._request, options, is_alone=self._is_alone)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
@@ -374,11 +385,20 @@ class ParallelStep(PlannedStep):
                 kwargs=call.kwargs,
                 signature=binding.signature,
             )
-            planned = self._planned[key] = plan_call(given, self._request)
+            job, name = self._job(), self._options.name
+            if job is None:
+                planned = plan_call(given, self._request)
+            else:
+                planned = plan_in_job(job, name, given, self._request)
+            self._planned[key] = planned
             if isinstance(planned, PlannedProgram):
                 for text in planned.traced.warnings:
-                    warnings.warn(f"{self._options.name}: {text}", stacklevel=4)
+                    warnings.warn(f"{name}: {text}", stacklevel=4)
         return self._planned[key]
+
+    def _job(self) -> Job | None:
+        """Return the processes that run the step together; None if this one runs it alone."""
+        return None if self._is_alone else current_job()
 
     def _one_program(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], refusal: str
@@ -397,7 +417,7 @@ class ParallelStep(PlannedStep):
         from meshwise.api.compilation import compile_planned
 
         if key not in self._executables:
-            self._executables[key] = compile_planned(planned)
+            self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]
 
     def _executable_for_state(self, state: PyTree) -> tuple[StepExecutable, int]:

@@ -15,7 +15,8 @@ from meshwise.api.arguments import (
     check_options,
     step_name,
 )
-from meshwise.api.local_cluster import check_cluster, local_cluster
+from meshwise.api.distributed_cluster import seen_cluster
+from meshwise.api.local_cluster import OneProcess, check_cluster
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
@@ -48,7 +49,8 @@ def parallelize(
     Args:
         fun: The step: any function of pytrees of arrays, as `step(state, batch)`.
         method: How the plan is found; `Auto()` by default.
-        cluster: What to plan for; `Cluster.local()`, the devices of this process, by default.
+        cluster: What to plan for; by default `Cluster.distributed()` where `jax.distributed` is
+            initialised, else `Cluster.local()`, the devices of this process.
         num_microbatches: In how many parts the batch runs, one after the other; "auto" takes the
             fewest that fit into memory.
         batch_argnums: Positional arguments that are batch data.
@@ -110,7 +112,7 @@ def parallelize(
     checked = None if cluster is None else check_cluster(cluster)
     request = PlanRequest(
         method=Auto() if method is None else check_method(method),
-        cluster=local_cluster if checked is None else lambda: checked,
+        cluster=seen_cluster if checked is None else lambda: checked,
         num_microbatches=num_microbatches,
         statistics=microbatch_statistics,
         pins=dict(pins or {}),
@@ -126,7 +128,7 @@ def parallelize(
         static_argnums=static_argnums,
         donate_argnums=donate_argnums,
     )
-    return ParallelStep(fun, request, options)
+    return ParallelStep(fun, request, options, is_alone=isinstance(checked, OneProcess))
 
 
 def _check_fun(fun: object) -> None:

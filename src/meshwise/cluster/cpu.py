@@ -30,6 +30,49 @@ HOP_LATENCY_S = 25 * MICRO
 HOST_MEMORY_BYTES = 16 * GIB
 
 
+# Between processes of one machine, by sockets: 0.5 to 1 GB/s, and 0.2 ms for a small message there
+# and back, on 2 cores with JAX 0.10.2 (2026-08).  A real network is measured by `calibrate`.
+LOOPBACK_BYTES_PER_S = 0.7 * GIGA
+LOOPBACK_LATENCY_S = 100 * MICRO
+
+
+def cpu_host(
+    num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES, num_sharing: int | None = None
+) -> HostSpec:
+    """Return a host of virtual devices, whose cores run them.
+
+    Args:
+        num_devices: Virtual devices.
+        host_memory_bytes: Memory of the machine.
+        num_sharing: How many devices share the cores and the memory of the machine, where other
+            processes on it have devices too; None: those of the host.
+
+    Raises:
+        ClusterError: There is not at least one device.
+    """
+    if num_devices < 1:
+        raise ClusterError(f"a host needs at least one virtual CPU device, got {num_devices}")
+    sharing = num_devices if num_sharing is None else num_sharing
+    device = DeviceSpec(
+        name="virtual CPU",
+        memory_bytes=host_memory_bytes // sharing,
+        memory_bytes_per_s=HOST_MEMORY_BYTES_PER_S / sharing,
+        flop_per_s=tuple((dtype, rate / sharing) for dtype, rate in HOST_FLOP_PER_S),
+        source=f"host rate / {sharing} devices; defaults measured 2026-11-20 (cluster/cpu.py)",
+    )
+    link = Link(latency_s=HOP_LATENCY_S, bytes_per_s=HOST_LINK_BYTES_PER_S / sharing)
+    is_alone = sharing == num_devices
+    loopback = Link(latency_s=LOOPBACK_LATENCY_S, bytes_per_s=LOOPBACK_BYTES_PER_S)
+    return HostSpec(
+        name="cpu",
+        num_devices=num_devices,
+        device=device,
+        link=link,
+        nic=link if is_alone else loopback,
+        source=device.source,
+    )
+
+
 def cpu_cluster(num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES) -> ClusterSpec:
     """Return one host whose cores run virtual devices.
 
@@ -40,23 +83,6 @@ def cpu_cluster(num_devices: int, *, host_memory_bytes: int = HOST_MEMORY_BYTES)
     Raises:
         ClusterError: There is not at least one device.
     """
-    if num_devices < 1:
-        raise ClusterError(f"a host needs at least one virtual CPU device, got {num_devices}")
-    device = DeviceSpec(
-        name="virtual CPU",
-        memory_bytes=host_memory_bytes // num_devices,
-        memory_bytes_per_s=HOST_MEMORY_BYTES_PER_S / num_devices,
-        flop_per_s=tuple((dtype, rate / num_devices) for dtype, rate in HOST_FLOP_PER_S),
-        source=f"host rate / {num_devices} devices; defaults measured 2026-11-20 (cluster/cpu.py)",
-    )
-    link = Link(latency_s=HOP_LATENCY_S, bytes_per_s=HOST_LINK_BYTES_PER_S / num_devices)
-    host = HostSpec(
-        name="cpu",
-        num_devices=num_devices,
-        device=device,
-        link=link,
-        nic=link,
-        source=device.source,
-    )
+    host = cpu_host(num_devices, host_memory_bytes=host_memory_bytes)
     group = HostGroup(count=1, host=host)
     return ClusterSpec(name=f"{num_devices} virtual CPU devices", groups=(group,))

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from io import TextIOWrapper
+from typing import cast
 
 from meshwise.hosts.after_import import after_import
 
@@ -25,9 +26,8 @@ def main(arguments: list[str]) -> None:
     lifeline = os.environ.pop("MESHWISE_LIFELINE", None)
     if lifeline is not None:
         _start_guard(int(lifeline))
-    if isinstance(sys.stdout, TextIOWrapper):
-        # Into a pipe Python writes blocks; -u would write parts of lines.
-        sys.stdout.reconfigure(line_buffering=True)
+    # Into a pipe Python writes blocks; -u would write parts of lines.
+    cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
     after_import("jax", _announce_job)
     import runpy
 

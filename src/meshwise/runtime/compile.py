@@ -7,6 +7,8 @@ against which the step is compiled again.
 
 from __future__ import annotations
 
+import hashlib
+
 import jax
 import numpy as np
 from jax.sharding import Mesh
@@ -18,12 +20,18 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.runtime.hlo.module import parse_module
 from meshwise.runtime.hlo.overlap import overlapping
 from meshwise.runtime.hlo.overwrite import overwritten_too_early
+from meshwise.runtime.job.agreement import check_agreement
+from meshwise.runtime.job.job import Job
 from meshwise.spmd.program import jitted_step
 from meshwise.trace.step import TracedStep
 
 
 def compile_decided(
-    traced: TracedStep, decision: GraphDecision, logical: LogicalMesh, mesh: Mesh
+    traced: TracedStep,
+    decision: GraphDecision,
+    logical: LogicalMesh,
+    mesh: Mesh,
+    job: Job | None = None,
 ) -> Compiled:
     """Lower and compile a step for concrete devices.
 
@@ -32,16 +40,22 @@ def compile_decided(
         decision: The decision of the planner.
         logical: The mesh as planned.
         mesh: The devices of the mesh.
+        job: The processes that run it together; None: this process alone.
 
     Returns:
         The executable on flat arguments.
 
     Raises:
         ProgramError: on XLA:CPU collectives would race.
+        ClusterError: the processes have lowered different programs.
     """
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
     jitted = jitted_step(traced, decision, logical, mesh, mesh.devices.flat[0].platform)
-    return checked(jitted.lower(*specs), mesh.devices, "the step")
+    lowered = jitted.lower(*specs)
+    if job is not None:
+        digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+        check_agreement(job, "the program of the step", {"its text": digest})
+    return checked(lowered, mesh.devices, "the step")
 
 
 def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:

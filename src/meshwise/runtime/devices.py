@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import jax
+from jax.sharding import Mesh
 
 from meshwise.errors import ClusterError
+from meshwise.runtime.job.job import Job
 
 
 class Device(Protocol):
@@ -28,19 +30,45 @@ class Device(Protocol):
         ...
 
 
-def devices_for(count: int) -> Sequence[Device]:
-    """Return all devices of this process, of which a plan needs some.
+def devices_for(count: int, job: Job | None = None) -> Sequence[Device]:
+    """Return all devices of which a plan needs some, in the order in which a cluster numbers them.
 
     Args:
         count: Devices that the plan needs.
+        job: The processes whose devices they are; None: this process alone.
 
     Raises:
         ClusterError: There are fewer.
     """
-    devices = cast(Sequence[Device], jax.devices())
+    devices = cast(Sequence[Device], jax.local_devices() if job is None else jax.devices())
     if count > len(devices):
+        who = "this process sees" if job is None else f"the {job.num_processes} processes have"
         raise ClusterError(
-            f"the plan needs {count} devices, this process sees {len(devices)} "
+            f"the plan needs {count} devices, {who} {len(devices)} "
             f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
         )
     return devices
+
+
+def has_devices_here(mesh: Mesh) -> bool:
+    """Return whether devices of a mesh are of this process.
+
+    Args:
+        mesh: The mesh.
+    """
+    process = jax.process_index()
+    return any(device.process_index == process for device in mesh.devices.flat)
+
+
+def array_of(spec: jax.ShapeDtypeStruct, shards: Sequence[jax.Array]) -> jax.Array:
+    """Return the array of which this process has some shards, or none.
+
+    Args:
+        spec: Its global shape, dtype and sharding.
+        shards: What lies on devices of this process, in the order of the sharding's devices.
+    """
+    # JAX converts a dtype that it is given, and warns where x64 is off.
+    dtype = None if shards else spec.dtype
+    return jax.make_array_from_single_device_arrays(
+        spec.shape, spec.sharding, list(shards), dtype=dtype
+    )

@@ -25,6 +25,8 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
+from meshwise.runtime.job.job import Job
+from meshwise.runtime.placement import placed
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
@@ -90,7 +92,7 @@ class Executable:
         """
         check_alive(leaves, self._names(range(len(leaves))))
         given = without_repeats(leaves, self.traced.donated)
-        return jax.device_put(list(given), list(self.in_shardings))
+        return placed(given, self.in_shardings)
 
     def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
         """Run a step.
@@ -131,25 +133,30 @@ class Executable:
 
 
 def compile_step(
-    traced: TracedStep, plan: Plan, devices: Sequence[Device] | None = None
+    traced: TracedStep,
+    plan: Plan,
+    devices: Sequence[Device] | None = None,
+    job: Job | None = None,
 ) -> Executable:
-    """Lower and compile a planned step on devices of this process.
+    """Lower and compile a planned step.
 
     Args:
         traced: The step.
         plan: The plan of the step.
-        devices: At least as many devices as the plan's mesh has; those of the process by default.
+        devices: At least as many devices as the plan's mesh has; by default those of the job, or
+            of this process.
+        job: The processes that run the step together; None: this process alone.
 
     Raises:
         ClusterError: the plan needs more devices than there are.
         ProgramError: XLA:CPU would let collectives race.
     """
     count = plan.mesh.num_devices
-    devices = devices_for(count) if devices is None else devices
+    devices = devices_for(count, job) if devices is None else devices
     kept = tuple(i for i in range(len(traced.in_avals)) if i not in set(traced.donated))
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
-    compiled = compile_decided(traced, plan.decision, plan.mesh, mesh)
+    compiled = compile_decided(traced, plan.decision, plan.mesh, mesh, job)
     return Executable(
         traced=traced,
         plan=plan,

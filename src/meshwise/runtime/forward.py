@@ -18,7 +18,7 @@ from meshwise.runtime.donation import check_alive
 from meshwise.runtime.executable import Executable, compile_step
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.part import border_spec
 from meshwise.spmd.program import concrete_mesh
 from meshwise.trace.layers.forward.followed import FollowedStages
@@ -144,13 +144,14 @@ def compile_forward(found: FollowedStages) -> ForwardExecutable:
         )
         for home in found.homes
     ]
+    copier = TileCopier()
     return ForwardExecutable(
         plan=found.plan,
         cut=found.cut,
         stages=stages,
         orders=found.orders,
-        ends=StackedEnds(found.ends, shardings),
+        ends=StackedEnds(found.ends, shardings, copier),
         user=found.ends,
-        copier=TileCopier(),
+        copier=copier,
         compile_s=time.perf_counter() - start,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -22,9 +21,8 @@ from doubles.pipeline_cases import (
     pipeline_case,
     small_case,
 )
-from doubles.planned_stages import planned_stages
+from doubles.stage_choices import choices_of
 from meshwise.planner.pipeline import layers_of
-from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.trace.layers.layering import Layering
@@ -33,17 +31,6 @@ from oracle.problem import quick_jit
 from oracle.tolerances import FP16_LOSS, X64
 
 pytestmark = pytest.mark.usefixtures("quick_steps")
-
-
-def choices_of(layers: Layering, case: PipelineCase) -> list[StageChoice]:
-    """Stages of one mesh have its devices."""
-    count, num_meshes = case.schedule.num_microbatches, case.schedule.num_meshes
-    found: list[StageChoice] = []
-    for first in range(0, len(case.stages), num_meshes):
-        more = planned_stages(layers, count, case.stages[first : first + num_meshes])
-        devices = [choice.devices for choice in found[:num_meshes] or more]
-        found += [replace(c, devices=there) for c, there in zip(more, devices, strict=True)]
-    return found
 
 
 @cache
@@ -84,7 +71,7 @@ def in_stages(case: PipelineCase, count: int, host_path: list[Any]) -> list[Any]
     layers = cut(case.model, case.num_layers, count)
     pipeline = make_pipeline(layers, choices_of(layers, case), case.schedule)
     assert layers.ends is not None
-    ends = StackedEnds(layers.ends, [None] * len(layers.split.in_avals))
+    ends = StackedEnds(layers.ends, [None] * len(layers.split.in_avals), pipeline.copier)
     state, batch = args
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[Any] = []

@@ -24,7 +24,6 @@ from doubles.few import few
 from doubles.layered_steps import assert_equal, unet_step
 from doubles.scanned_steps import scanned_gpt, second_dim
 from meshwise.errors import StateLostError
-from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.executable import has_room_for_stacks
 from oracle.problem import quick_jit
 
@@ -141,7 +140,7 @@ def test_stacks_of_layers_outlive_a_failure_before_the_update() -> None:
     executable: Any = staged._last
     pipeline, plan = executable.pipeline, executable.plan
     stages = tuple(replace(s, memory_bytes=s.peak_bytes) for s in plan.stages)
-    sizes = buffer_bytes(pipeline)
+    sizes = pipeline.specs.bytes_on_device()
     assert has_room_for_stacks(pipeline, executable.ends, plan, sizes)
     full = replace(plan, stages=stages)
     assert not has_room_for_stacks(pipeline, executable.ends, full, sizes)

@@ -19,7 +19,6 @@ from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import layers_of
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes, verify_memory
-from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.interpreter import Pipeline, PipelineStep
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.in_flight import held_at_peak
@@ -77,7 +76,7 @@ def ledger(step: PipelineStep, mesh: int) -> int:
 )
 def test_memory_and_order_are_as_predicted_at_every_instruction(make: Any, schedule: str) -> None:
     pipeline, flat = make(schedule)
-    program, sizes = pipeline.program, buffer_bytes(pipeline)
+    program, sizes = pipeline.program, pipeline.specs.bytes_on_device()
     predicted = live_bytes(program, sizes)
     step = PipelineStep(pipeline, flat)
     position = [0] * len(program.meshes)

@@ -205,7 +205,7 @@ def test_a_failure_shows_the_program_around_it() -> None:
     broken = replace(
         pipeline,
         executables=tuple(
-            replace(e, run=failing) if e.name == "backward of layer 1" else e
+            replace(e, executable=failing) if e.name == "backward of layer 1" else e
             for e in pipeline.executables
         ),
     )

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.runtime.pipeline.stacking import Stacking, home_of
+from meshwise.runtime.transports.tile_copier import TileCopier
 
 Runs = list[tuple[int, tuple[int, int], PartitionSpec]]
 P = PartitionSpec
@@ -42,7 +43,7 @@ def test_a_stack_comes_back_as_it_was(name: str) -> None:
         members += [NamedSharding(mesh, spec)] * length
     layers = [np.arange(24.0).reshape(8, 3) + 100 * k for k in range(count)]
     home = home_of(dim, (8, 3), members)
-    stacking = Stacking()
+    stacking = Stacking(TileCopier())
     value = np.stack(layers, axis=dim)
     made = stacking.together(home, stacking.apart(home, value))
     assert made.sharding == home.sharding
@@ -58,7 +59,7 @@ def test_layers_stay_on_their_devices_where_stages_are_even() -> None:
     meshes = [Mesh(np.array(jax.devices()[n : n + 2]), ("x",)) for n in (0, 2)]
     members = [NamedSharding(mesh, P(None, "x")) for mesh in meshes]
     home = home_of(0, (3, 4), members)
-    stacking = Stacking()
+    stacking = Stacking(TileCopier())
     given: Any = [jax.device_put(jnp.ones((3, 4)) * k, s) for k, s in enumerate(members)]
     found = stacking.apart(home, stacking.together(home, given))
     assert [x.sharding for x in found] == members
@@ -68,4 +69,4 @@ def test_another_number_of_layers_is_refused() -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P())
     home = home_of(0, (3,), [sharding] * 2)
     with pytest.raises(ValueError, match="2 layers are expected, not 3"):
-        Stacking().apart(home, np.ones((3, 3)))
+        Stacking(TileCopier()).apart(home, np.ones((3, 3)))

@@ -20,7 +20,6 @@ from meshwise.plan.plan import Plan
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes
 from meshwise.runtime.device_memory import device_peak_bytes
-from meshwise.runtime.pipeline.buffers import buffer_bytes
 from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.simulate.weight_delays import asked_delays
 from oracle.tolerances import MEMORY_BELOW
@@ -96,7 +95,7 @@ def test_no_mesh_ever_holds_more_than_its_plan_says(what: Any, schedule: str, st
 
 def held_at_peak(pipeline: Pipeline) -> list[int]:
     """For each mesh the most bytes of a device: its buffers, and what the running program has."""
-    program, sizes = pipeline.program, buffer_bytes(pipeline)
+    program, sizes = pipeline.program, pipeline.specs.bytes_on_device()
     loaded = tuple(
         sum(size[load.buffer] for load in mesh.loads)
         for mesh, size in zip(program.meshes, sizes, strict=True)

@@ -1,66 +1,123 @@
-"""Bytes of the buffers of a compiled pipeline on one device."""
+"""The buffers of a compiled pipeline: their shapes and where they lie, known before it runs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout
-from meshwise.program.instructions import Load, Receive, Run, Send
-from meshwise.runtime.pipeline.interpreter import Pipeline
+from meshwise.program.instructions import Load, PipelineProgram, Receive, Run, Send
+from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.spmd.part import border_spec
+from meshwise.trace.layers.layering import Layering
 
 
-def buffer_bytes(pipeline: Pipeline) -> list[dict[int, int]]:
-    """For each mesh the bytes of each buffer on one device, by shapes and shardings alone."""
-    program = pipeline.program
-    shapes: list[dict[int, jax.ShapeDtypeStruct]] = [
-        {load.buffer: _loaded(pipeline, load) for load in mesh.loads} for mesh in program.meshes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSpec:
+    """What a transfer moves.
+
+    Attributes:
+        source: Shape, dtype and sharding of the buffer that is sent.
+        destination: The sharding of the buffer that receives it.
+    """
+
+    source: jax.ShapeDtypeStruct
+    destination: NamedSharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSpecs:
+    """The buffers of all meshes, in this process or not.
+
+    Attributes:
+        meshes: For each mesh the shape, dtype and sharding of each buffer.
+        transfers: What each transfer moves, by its number.
+    """
+
+    meshes: tuple[Mapping[int, jax.ShapeDtypeStruct], ...]
+    transfers: Mapping[int, TransferSpec]
+
+    def bytes_on_device(self) -> list[dict[int, int]]:
+        """Return for each mesh the bytes of each buffer on one device."""
+        return [
+            {b: local_bytes(spec, spec.sharding) for b, spec in mesh.items()}
+            for mesh in self.meshes
+        ]
+
+
+def buffer_specs(
+    program: PipelineProgram,
+    executables: Sequence[CompiledProgram],
+    meshes: Sequence[Mesh],
+    layers: Layering,
+    num_microbatches: int,
+) -> BufferSpecs:
+    """Return the shapes, dtypes and shardings of all buffers.
+
+    Args:
+        program: What each mesh does.
+        executables: By number.
+        meshes: The devices of each mesh.
+        layers: The layers of the step.
+        num_microbatches: B.
+    """
+
+    def lies(mesh: int, shape: Sequence[int], dtype: np.dtype, layout: Layout):
+        there = meshes[mesh]
+        sharding = NamedSharding(there, border_spec(layout, there.axis_names))
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
+
+    found = [
+        {
+            load.buffer: lies(m, *_loaded(layers, num_microbatches, load), load.layout)
+            for load in mesh.loads
+        }
+        for m, mesh in enumerate(program.meshes)
     ]
-    sizes = [
-        {load.buffer: _bytes(pipeline, m, shapes[m][load.buffer], load.layout) for load in x.loads}
-        for m, x in enumerate(program.meshes)
-    ]
-    travelling: dict[int, tuple[jax.ShapeDtypeStruct, int]] = {}
+    transfers: dict[int, TransferSpec] = {}
     for m, _, instruction in program.in_order():
         match instruction:
             case Run():
-                executable = pipeline.executables[instruction.program]
-                shardings = executable.run.output_shardings
+                executable = executables[instruction.program]
                 made = dict(zip(executable.places, executable.out_avals, strict=True))
+                shardings = executable.out_shardings
                 for place, b in enumerate(instruction.outputs):
-                    shapes[m][b] = made[place]
-                    sizes[m][b] = local_bytes(made[place], shardings[place])
+                    aval = made[place]
+                    found[m][b] = jax.ShapeDtypeStruct(
+                        aval.shape, aval.dtype, sharding=shardings[place]
+                    )
             case Send():
-                aval = shapes[m][instruction.buffer]
-                there = _bytes(pipeline, instruction.mesh, aval, instruction.layout)
-                travelling[instruction.transfer] = aval, there
+                source = found[m][instruction.buffer]
+                there = lies(instruction.mesh, source.shape, source.dtype, instruction.layout)
+                transfers[instruction.transfer] = TransferSpec(
+                    source=source, destination=there.sharding
+                )
             case Receive():
-                b = instruction.buffer
-                shapes[m][b], sizes[m][b] = travelling.pop(instruction.transfer)
+                spec = transfers[instruction.transfer]
+                found[m][instruction.buffer] = jax.ShapeDtypeStruct(
+                    spec.source.shape, spec.source.dtype, sharding=spec.destination
+                )
             case _:
                 pass
-    return sizes
+    return BufferSpecs(meshes=tuple(found), transfers=transfers)
 
 
-def _loaded(pipeline: Pipeline, load: Load) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of what is there when the step begins."""
+def _loaded(
+    layers: Layering, num_microbatches: int, load: Load
+) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and dtype of what is there when the step begins."""
     if load.kind == "index":
-        return jax.ShapeDtypeStruct((), np.int32)
-    split = pipeline.layers.split
-    aval = split.in_avals[load.number]
+        return (), np.dtype(np.int32)
+    aval = layers.split.in_avals[load.number]
     shape = list(aval.shape)
     if load.kind == "rows":
-        shape[split.batch_dims[load.number]] //= pipeline.schedule.num_microbatches
-    return jax.ShapeDtypeStruct(tuple(shape), aval.dtype)
-
-
-def _bytes(pipeline: Pipeline, mesh: int, aval: jax.ShapeDtypeStruct, layout: Layout) -> int:
-    there = pipeline.meshes[mesh]
-    return local_bytes(aval, NamedSharding(there, border_spec(layout, there.axis_names)))
+        shape[layers.split.batch_dims[load.number]] //= num_microbatches
+    return tuple(shape), aval.dtype
 
 
 def local_bytes(aval: jax.ShapeDtypeStruct | jax.Array, sharding: jax.sharding.Sharding) -> int:

@@ -13,6 +13,7 @@ from jax.stages import Compiled, Lowered, Wrapped
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.program.names import Name, ProgramSpec, StepResult, is_sum
 from meshwise.runtime.compile import checked
+from meshwise.runtime.devices import has_devices_here
 from meshwise.spmd.layer import DeviceProgram
 from meshwise.spmd.part import border_spec, packed, unpacked
 from meshwise.spmd.program import abstract_mesh, compile_options
@@ -32,8 +33,9 @@ class CompiledProgram:
         outputs: What it makes; several may be one value.
         places: For each output its place among the results.
         donated: Positions of inputs that it overwrites.
-        run: The executable, on global arrays.
+        executable: What runs, on global arrays; None where other processes run it.
         in_shardings: The shardings of the inputs.
+        out_shardings: The shardings of the results.
         in_avals: Global shapes and dtypes of the inputs, as they come in.
         out_avals: Global shapes and dtypes of the outputs, as they leave.
     """
@@ -43,15 +45,17 @@ class CompiledProgram:
     outputs: tuple[Name, ...]
     places: tuple[int, ...]
     donated: tuple[int, ...]
-    run: Compiled
+    executable: Compiled | None
     in_shardings: tuple[NamedSharding, ...]
+    out_shardings: tuple[NamedSharding, ...]
     in_avals: tuple[jax.ShapeDtypeStruct, ...]
     out_avals: tuple[jax.ShapeDtypeStruct, ...]
 
     @property
-    def out_shardings(self) -> tuple[NamedSharding, ...]:
-        """The shardings of the results."""
-        return tuple(self.run.output_shardings)
+    def run(self) -> Compiled:
+        """The executable, in a process that runs it."""
+        assert self.executable is not None, f"{self.name} runs in another process"
+        return self.executable
 
     @property
     def text(self) -> str:
@@ -147,8 +151,9 @@ def compiled_program(
         outputs=function.outputs,
         places=made.places,
         donated=function.donated,
-        run=cache.compiled(made.lowered, mesh, name),
+        executable=cache.compiled(made.lowered, mesh, name) if has_devices_here(mesh) else None,
         in_shardings=made.in_shardings,
+        out_shardings=made.out_shardings,
         in_avals=made.in_avals,
         out_avals=made.out_avals,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity
-from meshwise.runtime.pipeline.buffers import buffer_bytes
+from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.fidelity import stage_fidelities, stage_peaks
 from meshwise.runtime.pipeline.interpreter import Pipeline
@@ -34,6 +35,7 @@ from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.measured import measured_step
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.pipeline.traffic import bytes_between
+from meshwise.runtime.scalars import EveryProcess
 from meshwise.simulate.timeline import Timeline
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
@@ -60,6 +62,8 @@ class PipelineExecutable:
         keeps_stacks: Whether stacks of the state stay until the step takes the state over; if not,
             for want of memory, they go when they are taken apart, and a failure before then puts
             them together again.
+        every_process: Brings scalars to all processes of a job; None for this process alone.
+        numbers: Count the steps.
     """
 
     out_tree: Any
@@ -74,6 +78,8 @@ class PipelineExecutable:
     weak_results: tuple[int, ...]
     handover: Handover
     keeps_stacks: bool
+    every_process: EveryProcess | None
+    numbers: Iterator[int]
 
     def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
         """Return the arguments: they move to their stages when a step begins."""
@@ -88,7 +94,12 @@ class PipelineExecutable:
                 state.  What fails before leaves the arguments as they are.
             TypeError: arguments have other shapes or dtypes; nothing was done with them.
         """
-        return self._run(leaves, self.pipeline.run)
+        label = self._label()
+
+        def run(flat: Sequence[Array], at_commit: Callable[[], None]) -> list[Array]:
+            return self.pipeline.run(flat, at_commit, label)
+
+        return self._run(leaves, run, label)
 
     def measured_run(self, leaves: Sequence[ArrayLike]) -> tuple[list[Array], Timeline]:
         """Run a step with a clock beside it, which makes it slower; raises as `run` does.
@@ -97,18 +108,24 @@ class PipelineExecutable:
             The results, and what each mesh did and when.
         """
         seen: list[Timeline] = []
+        label = self._label()
 
         def run(flat: Sequence[Array], at_commit: Callable[[], None]) -> list[Array]:
-            results, timeline = measured_step(self.pipeline, flat, at_commit)
+            results, timeline = measured_step(self.pipeline, flat, at_commit, label)
             seen.append(timeline)
             return results
 
-        return self._run(leaves, run), seen[0]
+        return self._run(leaves, run, label), seen[0]
+
+    def _label(self) -> str:
+        """Return what tells this step from all others of the pipeline."""
+        return f"step {next(self.numbers)}"
 
     def _run(
         self,
         given_leaves: Sequence[ArrayLike],
         run: Callable[[Sequence[Array], Callable[[], None]], list[Array]],
+        label: str,
     ) -> list[Array]:
         # What NumPy holds is copied to its device as arrays of other devices are.
         leaves = cast(Sequence[Array], given_leaves)
@@ -119,11 +136,15 @@ class PipelineExecutable:
         given = without_shared_memory(given, self.donated, fresh)
         try:
             results = with_weak_types(self._run_with_stacks(given, run), self.weak_results)
+            if self.every_process is not None:
+                results = self.every_process.readable(results, label)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
                 raise state_lost(lost, error) from error
             if isinstance(error, jax.errors.JaxRuntimeError):
+                if self.pipeline.transport is not None:
+                    self.pipeline.transport.check()
                 lost_before([leaves[i] for i in self.donated])
             raise
         self.handover.remember(results)
@@ -147,7 +168,8 @@ class PipelineExecutable:
             _delete(stacks)
             return self.ends.results(run(flat, take_over))
         except BaseException:
-            if not is_taken_over:
+            # In a job the other processes go on, and do not help to put stacks together.
+            if not is_taken_over and self.pipeline.transport is None:
                 self.ends.restore(given, flat)
             raise
 
@@ -174,31 +196,35 @@ class PipelineExecutable:
         return stage_fidelities(self.pipeline, self.plan)
 
     def compiled_text(self) -> dict[str, str]:
-        """Optimised HLO of each program, by name."""
-        return {p.name: p.text for p in self.pipeline.executables}
+        """Optimised HLO of each program of this process, by name."""
+        here = (p for p in self.pipeline.executables if p.executable is not None)
+        return {p.name: p.text for p in here}
 
 
 def compile_pipeline(
     layers: Layering,
     plan: Plan,
     decisions: Sequence[Sequence[GraphDecision]],
+    job: Job | None = None,
 ) -> PipelineExecutable:
-    """Lower and compile a planned pipeline on the devices of this process.
+    """Lower and compile a planned pipeline.
 
     Args:
         layers: The layers of the step.
         plan: Its stages.
         decisions: For each stage those of its layers.
+        job: The processes on whose devices it runs; None: those of this process.
 
     Raises:
-        ClusterError: the plan needs more devices than there are.
+        ClusterError: the plan needs more devices than there are, or the processes of the job have
+            made different programs.
         TraceError: a value crosses a cut in a way that cannot be run yet.
         ProgramError: XLA:CPU would let collectives race, or buffers need more memory than a device
             of the plan's cluster has.
     """
     assert layers.ends is not None
     assert plan.cluster is not None  # a pipeline has been placed
-    devices = devices_for(plan.cluster.num_devices)
+    devices = devices_for(plan.cluster.num_devices, job)
     start = time.perf_counter()
     choices = [
         StageChoice(
@@ -212,11 +238,11 @@ def compile_pipeline(
         for stage, decided in zip(plan.stages, decisions, strict=True)
     ]
     schedule = plan.table()
-    pipeline = make_pipeline(layers, choices, schedule)
+    pipeline = make_pipeline(layers, choices, schedule, job)
     limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
-    sizes = buffer_bytes(pipeline)
+    sizes = pipeline.specs.bytes_on_device()
     verify_memory(pipeline.program, sizes, [limits[m] for m in range(schedule.num_meshes)])
-    ends = StackedEnds(layers.ends, _homes(pipeline))
+    ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
     original = layers.ends.original
     donated = tuple(i for i, _ in original.aliases)
     return PipelineExecutable(
@@ -234,6 +260,8 @@ def compile_pipeline(
             original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
         ),
         keeps_stacks=has_room_for_stacks(pipeline, ends, plan, sizes),
+        every_process=None if job is None else EveryProcess(pipeline.copier),
+        numbers=itertools.count(),
     )
 
 
@@ -266,7 +294,7 @@ def _delete(arrays: Sequence[Array]) -> None:
         array.delete()
 
 
-def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
+def homes_of(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
     """Find where arguments live: state where it is updated, others where they are read first."""
     split = pipeline.layers.split
     found: list[NamedSharding | None] = [None] * len(split.in_avals)
@@ -276,9 +304,7 @@ def _homes(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
                 found[load.number] = NamedSharding(mesh, border_spec(load.layout, mesh.axis_names))
     argument_of = {j: i for i, j in split.aliases}
     for layer in pipeline.compiled:
-        shardings: Mapping[int, NamedSharding] = dict(
-            enumerate(layer.parts.once[-1].run.output_shardings)
-        )
+        shardings: Mapping[int, NamedSharding] = dict(enumerate(layer.parts.once[-1].out_shardings))
         for name, place in zip(
             layer.parts.once[-1].outputs, layer.parts.once[-1].places, strict=True
         ):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+
+from jax.stages import Compiled
 
 from meshwise.plan.fits import meshes_of
 from meshwise.plan.plan import Plan
@@ -14,6 +17,7 @@ from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.pipeline.memory import ProgramBytes, measured_footprint, program_bytes
+from meshwise.runtime.pipeline.traffic import stage_of_program
 
 
 def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...]:
@@ -34,12 +38,9 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
         for number in range(len(plan.stages))
     ]
     compiled: list[Counter[str]] = [Counter() for _ in plan.stages]
-    number = 0
-    for layer in pipeline.compiled:
-        for program in layer.parts.programs:
-            found = compiled_bytes_of(program.text, layer.logical.sizes, runs[number])
-            compiled[layer.stage].update(found)
-            number += 1
+    stages = stage_of_program(pipeline)
+    for number, found in _collectives(pipeline, runs).items():
+        compiled[stages[number]].update(found)
     peaks = stage_peaks(pipeline, plan)
     return tuple(
         StageFidelity(
@@ -52,13 +53,32 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
     )
 
 
+def _collectives(pipeline: Pipeline, runs: Mapping[int, int]) -> dict[int, Mapping[str, int]]:
+    """For each program its collectives in a step; in a job those of all processes."""
+    programs = [(layer, p) for layer in pipeline.compiled for p in layer.parts.programs]
+    found = {
+        number: compiled_bytes_of(program.text, layer.logical.sizes, runs[number])
+        for number, (layer, program) in enumerate(programs)
+        if program.executable is not None
+    }
+    if pipeline.job is None:
+        return found
+    texts = pipeline.job.exchange("the collectives of programs", json.dumps(found))
+    return {int(n): each for text in texts for n, each in json.loads(text).items()}
+
+
 def stage_peaks(pipeline: Pipeline, plan: Plan) -> list[int]:
     """Memory of one device of each stage's mesh, as XLA reports it for the programs."""
+    totals = iter(pipeline.totals or map(device_peak_bytes, _executables(pipeline)))
     parts = [
-        (layer.stage, layer.parts.map(lambda _, p: program_bytes(p, device_peak_bytes(p.run))))
+        (layer.stage, layer.parts.map(lambda _, p: program_bytes(p, next(totals))))
         for layer in pipeline.compiled
     ]
     return peaks_of_stages(plan, parts)
+
+
+def _executables(pipeline: Pipeline) -> Iterator[Compiled]:
+    return (program.run for layer in pipeline.compiled for program in layer.parts.programs)
 
 
 def peaks_of_stages(

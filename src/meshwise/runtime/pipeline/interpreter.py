@@ -1,15 +1,17 @@
-"""A pipeline that is ready to run in one process, and the thread that runs its instructions."""
+"""A pipeline that is ready to run, and the thread of a process that runs its instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.typing import ArrayLike
 
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import (
@@ -22,17 +24,37 @@ from meshwise.program.instructions import (
     Send,
 )
 from meshwise.program.text import around
+from meshwise.runtime.devices import array_of
+from meshwise.runtime.job.job import Job
+from meshwise.runtime.pipeline.buffers import BufferSpecs
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
+from meshwise.runtime.transports.transport import Transport
 from meshwise.schedules.schedule import Schedule
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
 
 
+class Step(NamedTuple):
+    """An instruction that a process takes part in.
+
+    Attributes:
+        order: Its position among the instructions of all meshes.
+        mesh: The mesh whose instruction it is.
+        at: Its position in the list of the mesh.
+        instruction: The instruction.
+    """
+
+    order: int
+    mesh: int
+    at: int
+    instruction: Instruction
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """A pipeline that is ready to run.
+    """A pipeline that is ready to run, as one process sees it.
 
     Attributes:
         layers: The layers of the step.
@@ -41,9 +63,15 @@ class Pipeline:
         executables: By number.
         program: What each mesh does.
         schedule: In which order.
-        indices: For each mesh the numbers of the micro-batches.
+        indices: For each mesh with devices of this process the numbers of the micro-batches.
+        specs: The buffers of all meshes.
+        steps: The instructions that this process takes part in, in order of dispatch.
+        totals: For each program of a layer the bytes of one device while it runs, as its process
+            says; none where this process is alone.
+        job: The processes that run the step together; None where this one is alone.
+        transport: The way to the others.
         copier: Moves arrays to meshes.
-        commit: The number of instructions before the first that overwrites the state.
+        commit: The number of instructions of all meshes before the first that overwrites the state.
     """
 
     layers: Layering
@@ -52,31 +80,41 @@ class Pipeline:
     executables: tuple[CompiledProgram, ...]
     program: PipelineProgram
     schedule: Schedule
-    indices: tuple[tuple[Array, ...], ...]
+    indices: Mapping[int, tuple[Array, ...]]
+    specs: BufferSpecs
+    steps: tuple[Step, ...]
+    totals: tuple[int, ...]
+    job: Job | None
+    transport: Transport | None
     copier: TileCopier
     commit: int
 
     def run(
-        self, flat: Sequence[Array], at_commit: Callable[[], None] = lambda: None
+        self,
+        flat: Sequence[Array],
+        at_commit: Callable[[], None] = lambda: None,
+        label: str = "a step",
     ) -> list[Array]:
         """One step.
 
         Args:
             flat: Arguments of the step, of any placement; an array that is overwritten occurs once.
             at_commit: Called when the state is taken over.
+            label: Which step it is; in a job no other step of any pipeline has the same.
 
         Returns:
             Its results, each on the mesh of its stage.
         """
-        return PipelineStep(self, flat).run(at_commit)
+        return PipelineStep(self, flat, label).run(at_commit)
 
 
 class PipelineStep:
-    """The buffers of one step."""
+    """The buffers of one step that are in this process."""
 
-    def __init__(self, pipeline: Pipeline, flat: Sequence[Array]) -> None:
+    def __init__(self, pipeline: Pipeline, flat: Sequence[Array], label: str = "a step") -> None:
         self.pipeline = pipeline
         self.flat = flat
+        self.label = label
         self.buffers: list[dict[int, Array]] = []
         self.travelling: dict[int, Array] = {}
         # Arguments that are results, too, as they were: what is overwritten is copied first.
@@ -89,26 +127,39 @@ class PipelineStep:
             for load in program.loads:
                 is_donated = load.buffer in gone
                 value = self.loaded(number, load, is_donated=is_donated)
+                if value is None:
+                    continue
                 if load.kind == "argument" and load.number in taken and not is_donated:
                     value = jnp.copy(value)
                 buffers[load.buffer] = value
             for i in wanted & taken:
-                self.passed[i] = jnp.array(flat[i])
+                self.passed[i] = copied(flat[i])
             self.buffers.append(buffers)
         for i in wanted - self.passed.keys():
             self.passed[i] = flat[i] if isinstance(flat[i], jax.Array) else jnp.array(flat[i])
 
-    def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array:
-        """Return what is in a buffer when the step begins."""
-        match load.kind:
-            case "index":
-                return self.pipeline.indices[mesh][load.microbatch]
-            case "rows":
-                value = self.rows(load.number, load.microbatch)
-            case _:
-                value = self.flat[load.number]
-        target = self.pipeline.meshes[mesh]
-        return put(self.pipeline.copier, value, target, load.layout, is_donated=is_donated)
+    def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array | None:
+        """Return what is in a buffer when the step begins; None in another process.
+
+        Where the buffer is in another process and the argument in this one, it is sent there.
+        """
+        is_here = mesh in self.pipeline.indices
+        if load.kind == "index":
+            return self.pipeline.indices[mesh][load.microbatch] if is_here else None
+        value = self.flat[load.number]
+        if not is_here and not _has_shards_here(value):
+            return None
+        if load.kind == "rows":
+            value = self.rows(load.number, load.microbatch)
+        found = put(
+            self.pipeline.copier,
+            value,
+            self.pipeline.meshes[mesh],
+            load.layout,
+            is_donated=is_donated,
+            label=f"buffer {load.buffer} of mesh {mesh} at the begin of {self.label}",
+        )
+        return found if is_here else None
 
     def rows(self, argument: int, microbatch: int) -> Array:
         """Rows of a micro-batch."""
@@ -127,28 +178,31 @@ class PipelineStep:
         Args:
             at_commit: Called when the state is taken over.
         """
-        program = self.pipeline.program
-        for n, (mesh, at, instruction) in enumerate(program.in_order()):
-            if n == self.pipeline.commit:
+        is_committed = False
+        for order, mesh, at, instruction in self.pipeline.steps:
+            if order >= self.pipeline.commit and not is_committed:
                 # What fails here is an earlier instruction.
                 jax.block_until_ready((self.buffers, self.travelling))
                 at_commit()
+                is_committed = True
             try:
                 self.step(mesh, instruction)
             except Exception as error:
-                shown = around(program.meshes[mesh], at)
+                shown = around(self.pipeline.program.meshes[mesh], at)
                 error.add_note(f"while mesh {mesh} ran instruction {at}:\n{shown}")
                 raise
-        if self.pipeline.commit == len(program.order):
+        if not is_committed:
             at_commit()
         return self.results()
 
     def results(self) -> list[Array]:
         """Return what the step returns, when all instructions are done."""
-        program = self.pipeline.program
+        program, specs = self.pipeline.program, self.pipeline.specs.meshes
         results: dict[int, Array] = {j: self.passed[i] for j, i in program.passed}
-        for buffers, mesh in zip(self.buffers, program.meshes, strict=True):
-            results.update((j, buffers[b]) for j, b in mesh.results)
+        for m, mesh in enumerate(program.meshes):
+            buffers = self.buffers[m]
+            for j, b in mesh.results:
+                results[j] = buffers[b] if b in buffers else array_of(specs[m][b], [])
         return [results[j] for j in range(len(results))]
 
     def step(self, mesh: int, instruction: Instruction) -> None:
@@ -162,15 +216,44 @@ class PipelineStep:
                     del buffers[b]
                 buffers.update(zip(instruction.outputs, made, strict=True))
             case Send():
-                target = self.pipeline.meshes[instruction.mesh]
-                value = buffers[instruction.buffer]
-                sent = put(self.pipeline.copier, value, target, instruction.layout)
-                self.travelling[instruction.transfer] = sent
+                self.transfer(instruction.transfer, buffers.get(instruction.buffer))
             case Receive():
                 buffers[instruction.buffer] = self.travelling.pop(instruction.transfer)
             case Free():
                 for b in instruction.buffers:
                     del buffers[b]
+
+    def transfer(self, number: int, value: Array | None) -> None:
+        """Start a transfer from this process, to it, or both.
+
+        Args:
+            number: The number of the transfer.
+            value: What is sent; None where it lies in other processes only.
+        """
+        spec = self.pipeline.specs.transfers[number]
+        sent = array_of(spec.source, []) if value is None else value
+        if sent.sharding != spec.destination:
+            label = f"transfer {number} of {self.label}"
+            sent = self.pipeline.copier.put(sent, spec.destination, label=label)
+        if sent.addressable_shards:
+            self.travelling[number] = sent
+
+
+def own_instructions(program: PipelineProgram, here: Collection[int]) -> tuple[Step, ...]:
+    """Return what a process dispatches: what its meshes do, and what others send to them.
+
+    All processes take them from one order, so that none waits for an instruction that another one
+    has yet to dispatch and that waits for this one.
+
+    Args:
+        program: What all meshes do.
+        here: The numbers of the meshes with devices of this process.
+    """
+    return tuple(
+        Step(order, mesh, at, instruction)
+        for order, (mesh, at, instruction) in enumerate(program.in_order())
+        if mesh in here or (isinstance(instruction, Send) and instruction.mesh in here)
+    )
 
 
 def commit_point(program: PipelineProgram) -> int:
@@ -192,13 +275,28 @@ def commit_point(program: PipelineProgram) -> int:
     return len(program.order)
 
 
+def copied(value: Array | np.ndarray) -> Array:
+    """Return an array of its own; one without shards in this process stays as it is."""
+    if isinstance(value, jax.Array) and not value.addressable_shards:
+        return value
+    return jnp.array(value)
+
+
+def _has_shards_here(value: Array | np.ndarray) -> bool:
+    """Return whether part of an argument lies here that no other process has."""
+    if not isinstance(value, jax.Array) or isinstance(value.sharding, SingleDeviceSharding):
+        return False
+    return bool(value.addressable_shards)
+
+
 def put(
     copier: TileCopier,
-    value: Array | np.generic,
+    value: ArrayLike,
     mesh: Mesh,
     layout: Layout,
     *,
     is_donated: bool = False,
+    label: str | None = None,
 ) -> Array:
     """Return a value on a mesh, in a layout.
 
@@ -209,8 +307,9 @@ def put(
         layout: How it lies there.
         is_donated: Whether it is overwritten there: then it shares no memory with `value`, unless
             it is `value`.
+        label: What it is, as for `TileCopier.put`.
     """
     sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
-    return copier.put(value, sharding, own_memory=is_donated)
+    return copier.put(value, sharding, own_memory=is_donated, label=label)

@@ -28,6 +28,7 @@ from meshwise.program.names import (
     StepResult,
     StepValue,
 )
+from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.equations import variables
@@ -191,9 +192,8 @@ class Joining:
 
         given = tuple(inputs.values())
         shardings = tuple(map(sharding, inputs))
-        lowered = jax.jit(
-            run, in_shardings=shardings, out_shardings=list(map(sharding, outputs))
-        ).lower(*given)
+        made = tuple(map(sharding, outputs))
+        lowered = jax.jit(run, in_shardings=shardings, out_shardings=list(made)).lower(*given)
         self.programs.append(
             CompiledProgram(
                 name=label,
@@ -201,8 +201,9 @@ class Joining:
                 outputs=tuple(outputs),
                 places=tuple(range(len(outputs))),
                 donated=(),
-                run=lowered.compile(),
+                executable=lowered.compile() if has_devices_here(mesh) else None,
                 in_shardings=shardings,
+                out_shardings=made,
                 in_avals=given,
                 out_avals=tuple(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in lowered.out_info),
             )

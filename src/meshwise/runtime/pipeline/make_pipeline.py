@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from meshwise.errors import PlanError
 from meshwise.graph.layout import replicated
 from meshwise.program.emit import emit
+from meshwise.program.instructions import PipelineProgram
 from meshwise.program.names import Gradient
 from meshwise.program.verify import verify_in_flight, verify_program
+from meshwise.runtime.device_memory import device_peak_bytes
+from meshwise.runtime.devices import has_devices_here
+from meshwise.runtime.job.agreement import check_agreement
+from meshwise.runtime.job.job import Job
+from meshwise.runtime.pipeline.buffers import BufferSpecs, buffer_specs
 from meshwise.runtime.pipeline.build import CompiledLayer, StageChoice, compiled_layers
 from meshwise.runtime.pipeline.compiled import CompiledProgram
-from meshwise.runtime.pipeline.interpreter import Pipeline, commit_point, put
+from meshwise.runtime.pipeline.interpreter import (
+    Pipeline,
+    commit_point,
+    own_instructions,
+    put,
+)
 from meshwise.runtime.pipeline.joining import Joining, TiedGradient
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
 from meshwise.trace.layers.layering import Layering
 
 
-def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Schedule) -> Pipeline:
-    """Compile a pipeline.
+def make_pipeline(
+    layers: Layering,
+    choices: Sequence[StageChoice],
+    schedule: Schedule,
+    job: Job | None = None,
+) -> Pipeline:
+    """Compile a pipeline; each process of a job compiles the programs that it takes part in.
 
     Args:
         layers: The layers of the step.
         choices: Its stages.
         schedule: Who runs what in which order.
+        job: The processes whose devices they are; None: this process alone.
 
     Raises:
+        ClusterError: the processes of the job have made different programs.
         TraceError: a value crosses a cut in a way that cannot be run yet.
         ProgramError: XLA:CPU would let collectives race, or the table is no schedule.
         PlanError: the schedule is for another number of stages, or stages of one mesh see it in
@@ -56,24 +77,71 @@ def make_pipeline(layers: Layering, choices: Sequence[StageChoice], schedule: Sc
     program = emit(specs, joining.spec, schedule)
     verify_program(program)
     verify_in_flight(program, schedule)
-    copier = TileCopier()
+    executables += joining.programs
+    specs = buffer_specs(program, executables, meshes, layers, schedule.num_microbatches)
+    here = frozenset(m for m, mesh in enumerate(meshes) if has_devices_here(mesh))
+    transport, totals = None, ()
+    if job is not None:
+        digests = {name: _digest(part) for name, part in _compared(program, executables, specs)}
+        check_agreement(job, "the programs of the pipeline", digests)
+        totals = _totals(compiled, job)
+        transport = SocketTransport(job)
+    copier = TileCopier(transport)
     return Pipeline(
         layers=layers,
         compiled=tuple(compiled),
         meshes=tuple(meshes),
-        executables=(*executables, *joining.programs),
+        executables=tuple(executables),
         program=program,
         schedule=schedule,
-        indices=tuple(
-            tuple(
-                put(copier, np.int32(b), mesh, replicated(0))
+        indices={
+            m: tuple(
+                put(copier, np.int32(b), meshes[m], replicated(0))
                 for b in range(schedule.num_microbatches)
             )
-            for mesh in meshes
-        ),
+            for m in here
+        },
+        specs=specs,
+        steps=own_instructions(program, here),
+        totals=totals,
+        job=job,
+        transport=transport,
         copier=copier,
         commit=commit_point(program),
     )
+
+
+def _compared(
+    program: PipelineProgram, executables: Sequence[CompiledProgram], specs: BufferSpecs
+) -> Iterator[tuple[str, str]]:
+    """Yield what must be equal in all processes, with what messages call it."""
+    yield "the instructions", str(program)
+    borders = (
+        (e.name, e.in_avals, e.out_avals, e.in_shardings, e.out_shardings) for e in executables
+    )
+    yield "the borders of its programs", "\n".join(map(repr, borders))
+    moves = (
+        (n, t.source.shape, str(t.source.dtype), t.source.sharding, t.destination)
+        for n, t in specs.transfers.items()
+    )
+    yield "its transfers", "\n".join(map(repr, moves))
+
+
+def _totals(layers: Sequence[CompiledLayer], job: Job) -> tuple[int, ...]:
+    """Return for each program of a layer the bytes of one device while it runs.
+
+    When all are told, each process has compiled what it runs.
+    """
+    programs = [program for layer in layers for program in layer.parts.programs]
+    mine = {n: device_peak_bytes(p.run) for n, p in enumerate(programs) if p.executable is not None}
+    told: dict[int, int] = {}
+    for text in job.exchange("the memory of the programs", json.dumps(mine)):
+        told.update((int(n), num_bytes) for n, num_bytes in json.loads(text).items())
+    return tuple(told[n] for n in range(len(programs)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _check_meshes(choices: Sequence[StageChoice], schedule: Schedule) -> None:

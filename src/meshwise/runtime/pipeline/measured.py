@@ -2,7 +2,8 @@
 
 Each mesh has a thread that waits for every instruction, as a worker of its own would; so the host
 does not run ahead, and a step takes longer than one that is only dispatched.  A mesh is busy while
-a program runs on it; it waits where it receives what has not arrived.
+a program runs on it; it waits where it receives what has not arrived.  In a job each process sees
+its own meshes, and all are told what each saw.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from jax import Array
 from meshwise.program.instructions import Instruction, Receive, Run, Send
 from meshwise.runtime.pipeline.buffers import local_bytes
 from meshwise.runtime.pipeline.interpreter import Pipeline, PipelineStep
+from meshwise.runtime.pipeline.seen import MeshSeen, Seen, timeline_of
 from meshwise.runtime.pipeline.traffic import messages, stage_of_program
 from meshwise.simulate.engine import MemoryStep
-from meshwise.simulate.measure import covered
 from meshwise.simulate.timeline import (
     APPLY,
     BACKWARD,
@@ -29,7 +30,6 @@ from meshwise.simulate.timeline import (
     WEIGHT,
     Event,
     Timeline,
-    TransferEvent,
 )
 
 # By the first word of a program's name; all others run once a step.
@@ -37,7 +37,10 @@ _KINDS = {"forward": FORWARD, "backward": BACKWARD, "weights": WEIGHT, "apply": 
 
 
 def measured_step(
-    pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None] = lambda: None
+    pipeline: Pipeline,
+    flat: Sequence[Array],
+    at_commit: Callable[[], None] = lambda: None,
+    label: str = "a step",
 ) -> tuple[list[Array], Timeline]:
     """One step, and its timeline.
 
@@ -47,47 +50,51 @@ def measured_step(
         pipeline: What runs.
         flat: Arguments of the step, of any placement.
         at_commit: Called when the state is taken over.
+        label: Which step it is, as for `Pipeline.run`.
     """
-    return _Measured(pipeline, flat, at_commit).run()
+    return _Measured(pipeline, flat, at_commit, label).run()
 
 
 class _Measured:
     """One step while it runs; what threads share."""
 
     def __init__(
-        self, pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None]
+        self, pipeline: Pipeline, flat: Sequence[Array], at_commit: Callable[[], None], label: str
     ) -> None:
         self.pipeline = pipeline
-        self.step = PipelineStep(pipeline, flat)
+        self.step = PipelineStep(pipeline, flat, label)
         jax.block_until_ready(self.step.buffers)
         self.stages = stage_of_program(pipeline)
-        count = len(pipeline.meshes)
         self.messages = messages(pipeline)
+        self.here = sorted(pipeline.indices)
         self.arrivals = [threading.Event() for _ in self.messages]
-        self.sent_s: dict[int, tuple[float, float]] = {}
         # Programs of several devices must come to all of them in one order.
         self.dispatching = threading.Lock()
-        self.commit = threading.Barrier(count, action=at_commit)
+        self.commit = threading.Barrier(len(self.here), action=at_commit)
         self.stopped = threading.Event()
         self.errors: list[BaseException] = []
-        self.events: list[list[Event]] = [[] for _ in range(count)]
-        self.exposed: list[float] = [0.0] * count
-        self.bytes: list[dict[int, int]] = [
-            {b: local_bytes(x, x.sharding) for b, x in buffers.items()}
-            for buffers in self.step.buffers
-        ]
-        self.memory = [[MemoryStep(0.0, sum(sizes.values()))] for sizes in self.bytes]
+        self.seen = Seen({m: MeshSeen() for m in self.here})
+        self.bytes: dict[int, dict[int, int]] = {
+            m: {b: local_bytes(x, x.sharding) for b, x in self.step.buffers[m].items()}
+            for m in self.here
+        }
+        for m in self.here:
+            self.seen.meshes[m].memory.append(MemoryStep(0.0, sum(self.bytes[m].values())))
+        if pipeline.job is not None:
+            # The clocks of all processes start together.
+            pipeline.job.exchange("the begin of a measured step", label)
         self.start = time.perf_counter()
 
     def now(self) -> float:
         return time.perf_counter() - self.start
 
     def run(self) -> tuple[list[Array], Timeline]:
+        first = self.first_after_commit()
         workers = [
-            threading.Thread(target=self.mesh, args=(m, after), name=f"mesh {m}")
-            for m, after in enumerate(self.first_after_commit())
+            threading.Thread(target=self.mesh, args=(m, first[m]), name=f"mesh {m}")
+            for m in self.here
         ]
-        with ThreadPoolExecutor(len(workers), "transfers") as self.pool:
+        with ThreadPoolExecutor(max(len(workers), 1), "transfers") as self.pool:
             for worker in workers:
                 worker.start()
             try:
@@ -100,8 +107,18 @@ class _Measured:
                 raise
         if self.errors:
             raise self.errors[0]
-        end = self.now()
-        return self.step.results(), self.timeline(end)
+        self.seen.end_s = self.now()
+        return self.step.results(), timeline_of(self.told(), self.messages)
+
+    def told(self) -> list[Seen]:
+        """Return what all processes saw."""
+        job, meshes = self.pipeline.job, self.pipeline.meshes
+        if job is None:
+            return [self.seen]
+        # Of a mesh in several processes the one with its first device tells.
+        mine = [m for m in self.here if meshes[m].devices.flat[0].process_index == job.process]
+        texts = job.exchange("what was seen of a measured step", self.seen.to_json(mine))
+        return [Seen.from_json(text) for text in texts]
 
     def first_after_commit(self) -> list[int]:
         """For each mesh how many of its instructions come before the state is taken over."""
@@ -141,39 +158,50 @@ class _Measured:
             raise _Stopped
         begin = self.now()
         if isinstance(instruction, Receive):
-            self.arrivals[instruction.transfer].wait()
-            if self.stopped.is_set():
-                raise _Stopped
-            waited = [self.sent_s[instruction.transfer]]
-            self.exposed[mesh] += covered(waited, begin, self.now())
+            self.receive(mesh, instruction, begin)
         with self.dispatching:
             self.step.step(mesh, instruction)
         buffers = self.step.buffers[mesh]
         if isinstance(instruction, Run):
             jax.block_until_ready([buffers[b] for b in instruction.outputs])
-            self.events[mesh].append(self.event(mesh, instruction, begin))
+            self.seen.meshes[mesh].events.append(self.event(mesh, instruction, begin))
         elif isinstance(instruction, Send):
-            self.pool.submit(self.arrived, instruction.transfer, begin)
+            self.seen.sent_s[instruction.transfer] = begin
+            if instruction.mesh in self.here:
+                self.pool.submit(self.arrived, instruction.transfer)
         self.note_memory(mesh)
+
+    def receive(self, mesh: int, instruction: Receive, begin: float) -> None:
+        """Wait for a transfer that was sent here; ask for it first if another process sends it."""
+        number = instruction.transfer
+        if instruction.mesh in self.here:
+            self.arrivals[number].wait()
+            if self.stopped.is_set():
+                raise _Stopped
+        else:
+            with self.dispatching:
+                self.step.transfer(number, None)
+            self.arrived(number)
+        self.seen.meshes[mesh].waits.append((number, begin, self.now()))
 
     def event(self, mesh: int, run: Run, begin: float) -> Event:
         """Return what a program did, joined to the event right before if that is one task."""
         kind = _KINDS.get(run.label.partition(" ")[0], SYNC)
         stage = self.stages[run.program]
-        mine = self.events[mesh]
+        mine = self.seen.meshes[mesh].events
         if mine and mine[-1][1:4] == (kind, stage, run.microbatch) and self.is_next(mesh, begin):
             begin = mine.pop().start_s
         return Event(mesh, kind, stage, run.microbatch, begin, self.now())
 
     def is_next(self, mesh: int, begin: float) -> bool:
         """Return whether the mesh has not waited since its last program."""
-        return begin - self.events[mesh][-1].end_s < _JOINED_S
+        return begin - self.seen.meshes[mesh].events[-1].end_s < _JOINED_S
 
-    def arrived(self, transfer: int, begin: float) -> None:
+    def arrived(self, transfer: int) -> None:
         """Wait for a transfer."""
         try:
             jax.block_until_ready(self.step.travelling[transfer])
-            self.sent_s[transfer] = begin, self.now()
+            self.seen.arrived_s[transfer] = self.now()
             self.arrivals[transfer].set()
         except BaseException as error:
             self.failed(error)
@@ -186,27 +214,9 @@ class _Measured:
         for b in buffers.keys() - sizes.keys():
             sizes[b] = local_bytes(buffers[b], buffers[b].sharding)
         total = sum(sizes.values())
-        if total != self.memory[mesh][-1].num_bytes:
-            self.memory[mesh].append(MemoryStep(self.now(), total))
-
-    def timeline(self, end: float) -> Timeline:
-        """Return what was seen."""
-        busy = tuple(sum(e.end_s - e.start_s for e in events) for events in self.events)
-        transfers = [
-            TransferEvent(*m[1:6], m.num_bytes, *self.sent_s[m.transfer])
-            for m in self.messages
-            if m.source_mesh != m.destination_mesh
-        ]
-        return Timeline(
-            step_time_s=end,
-            bubble_share=1 - sum(busy) / (len(busy) * end),
-            busy_s=busy,
-            exposed_s=tuple(self.exposed),
-            peak_bytes=tuple(max(step.num_bytes for step in steps) for steps in self.memory),
-            memory=tuple(map(tuple, self.memory)),
-            events=tuple(event for events in self.events for event in events),
-            transfers=tuple(sorted(transfers, key=lambda t: t.start_s)),
-        )
+        memory = self.seen.meshes[mesh].memory
+        if total != memory[-1].num_bytes:
+            memory.append(MemoryStep(self.now(), total))
 
 
 # Between two programs of one task there is only what the host does: no wait for a transfer.

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.jax_compat import refill
 from meshwise.runtime.pipeline.stacking import StackHome, Stacking, home_of
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.trace.layers.stacks.unstack import Leaf, Unstacked
 
 
@@ -23,14 +24,17 @@ class StackedEnds:
             that is not read.
     """
 
-    def __init__(self, ends: Unstacked, homes: Sequence[NamedSharding | None]) -> None:
+    def __init__(
+        self, ends: Unstacked, homes: Sequence[NamedSharding | None], copier: TileCopier
+    ) -> None:
         """Find out where stacks live.
 
         Args:
             ends: How the two steps go together.
             homes: Where each argument of the pipeline lives; None for one that is not read.
+            copier: Moves layers and stacks.
         """
-        self._stacking = Stacking()
+        self._stacking = Stacking(copier)
         self._ends = ends
         self._homes = [
             self._home(leaf, homes, aval.shape)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.devices import array_of, has_devices_here
+from meshwise.runtime.transports.tile_copier import TileCopier
 
 STAGES, SPREAD = "stages", "spread"
 
@@ -98,10 +100,14 @@ def _with_entry(entries: Sequence[Any], dim: int, entry: Any) -> PartitionSpec:
 class Stacking:
     """Takes stacks apart and puts them together; equal ones with one executable."""
 
-    def __init__(self) -> None:
-        """Nothing is compiled yet."""
+    def __init__(self, copier: TileCopier) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            copier: Moves layers and stacks.
+        """
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
-        self._copier = TileCopier()
+        self._copier = copier
 
     def side_by_side(self, dim: int, members: Sequence[Any]) -> Any:
         """Return a stack where the first of the layers is."""
@@ -117,6 +123,8 @@ class Stacking:
         """
         if value.shape[home.dim] != home.count:
             raise ValueError(f"{home.count} layers are expected, not {value.shape[home.dim]}")
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            value = self._copier.put(value, home.sharding)
         if not isinstance(value, jax.Array) or value.sharding != home.sharding:
             return [value[(*[slice(None)] * home.dim, k)] for k in range(home.count)]
         if not home.runs:
@@ -125,7 +133,7 @@ class Stacking:
         found: list[Any] = []
         for (count, sharding), part in zip(home.runs, _parts(home, value), strict=True):
             shape = (*value.shape[: home.dim], count, *value.shape[home.dim + 1 :])
-            stack = jax.make_array_from_single_device_arrays(shape, sharding, part)
+            stack = array_of(jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding), part)
             found += self._split(home, count, home.members[len(found)])(stack)
         return found
 
@@ -143,21 +151,34 @@ class Stacking:
         shape = list(parts[0].shape)
         shape[home.dim] = home.count
         shards = [shard.data for part in parts for shard in part.addressable_shards]
-        return jax.make_array_from_single_device_arrays(tuple(shape), home.sharding, shards)
+        whole = jax.ShapeDtypeStruct(tuple(shape), parts[0].dtype, sharding=home.sharding)
+        return array_of(whole, shards)
 
     def _split(self, home: StackHome, count: int, sharding: NamedSharding) -> Callable[..., Any]:
         def split(value: Any) -> list[Any]:
             return [lax.index_in_dim(value, k, home.dim, keepdims=False) for k in range(count)]
 
         key = "split", home.dim, count, sharding
-        return self._compiled.setdefault(key, jax.jit(split, out_shardings=[sharding] * count))
+        return self._program(key, split, [sharding] * count)
 
     def _join(self, home: StackHome, count: int, sharding: NamedSharding) -> Callable[..., Any]:
         def join(*members: Any) -> Any:
             return jnp.stack(members, axis=home.dim)
 
         key = "join", home.dim, count, sharding
-        return self._compiled.setdefault(key, jax.jit(join, out_shardings=sharding))
+        return self._program(key, join, sharding)
+
+    def _program(
+        self, key: Hashable, function: Callable[..., Any], out_shardings: Any
+    ) -> Callable[..., Any]:
+        """Return a function as a program; without devices in this process it runs nothing."""
+        if key not in self._compiled:
+            first = jax.tree.leaves(out_shardings)[0]
+            program = jax.jit(function, out_shardings=out_shardings)
+            if not has_devices_here(first.mesh):
+                program = partial(_elsewhere, function, out_shardings)
+            self._compiled[key] = program
+        return self._compiled[key]
 
 
 def _dropped(sharding: NamedSharding, dim: int) -> NamedSharding:
@@ -170,4 +191,13 @@ def _parts(home: StackHome, value: Any) -> list[list[Any]]:
     """For each run the shards of a stack on its devices, in their order."""
     at = {shard.device: shard.data for shard in value.addressable_shards}
     meshes: list[Any] = [sharding.mesh for _, sharding in home.runs]
-    return [[at[d] for d in mesh.devices.flat] for mesh in meshes]
+    return [[at[d] for d in mesh.devices.flat if d in at] for mesh in meshes]
+
+
+def _elsewhere(function: Callable[..., Any], out_shardings: Any, *args: Any) -> Any:
+    """Return the results of a function that other processes compute."""
+
+    def without(aval: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.Array:
+        return array_of(jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding), [])
+
+    return jax.tree.map(without, jax.eval_shape(function, *args), out_shardings)

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwise.graph.layout import split_layouts
-from meshwise.runtime.pipeline.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import partition_spec
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
@@ -177,4 +177,4 @@ def test_a_kind_of_array_is_looked_into_once(copier):
     programs = dict(fresh._programs)
     fresh.put(value + 1, sharding)
     assert fresh._programs == programs
-    assert all(program._cache_size() == 2 for program, _ in first.cuts)
+    assert all(program._cache_size() == 2 for program, _, _ in first.phases[0].cuts)

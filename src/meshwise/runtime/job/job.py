@@ -1,0 +1,160 @@
+"""The processes of a job, and how they tell each other texts without any device.
+
+All processes run one program, so they come to the same places in the same order.  Each such place
+is a *turn*: every process says there what it is at, so that processes which have come apart get an
+error that says so, where collectives of devices would wait for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from meshwise.errors import ClusterError, MeshwiseError
+from meshwise.jax_compat import KeyValueStore, job_state
+
+# How long a process waits for others to come to the same place.  `jax.distributed.initialize`
+# waits as long for processes that start.
+PATIENCE_S = 300.0
+_ROOT = "meshwise"
+# A wait is made of short ones, so that Ctrl-C ends it.
+_SLICE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The processes that `jax.distributed.initialize` joined, as one of them sees them.
+
+    Attributes:
+        process: The number of this process.
+        num_processes: How many there are.
+        store: What they share.
+        coordinator: `host:port` of process 0, as this process was told it.
+    """
+
+    process: int
+    num_processes: int
+    store: KeyValueStore
+    coordinator: str
+
+    def exchange(self, topic: str, text: str, *, patience_s: float = PATIENCE_S) -> list[str]:
+        """Give a text to all processes and return those of all, by number.
+
+        Args:
+            topic: What the processes are at, for messages: the same in all of them.
+            text: The text of this process.
+            patience_s: How long it waits for the others.
+
+        Raises:
+            ClusterError: a process does not come, or is at something else.
+        """
+        turn = self._turn()
+        self._say(turn, topic, text)
+        deadline = time.monotonic() + patience_s
+        return [
+            text if other == self.process else self._heard(turn, other, topic, deadline)
+            for other in range(self.num_processes)
+        ]
+
+    def from_first(self, topic: str, make: Callable[[], str]) -> str:
+        """Return a text that process 0 makes; the others wait for it as long as it takes.
+
+        Args:
+            topic: What the processes are at, for messages: the same in all of them.
+            make: Makes the text; called in process 0 only.
+
+        Raises:
+            MeshwiseError: the error that `make` raised, in every process.
+            ClusterError: process 0 is at something else.
+        """
+        turn = self._turn()
+        if self.process:
+            found = json.loads(self._heard(turn, 0, topic, None))
+            if "error" in found:
+                raise _error_of(found["error"], found["text"])
+            return found["text"]
+        try:
+            text = make()
+        except BaseException as error:
+            self._say(turn, topic, json.dumps({"error": type(error).__name__, "text": str(error)}))
+            raise
+        self._say(turn, topic, json.dumps({"text": text}))
+        return text
+
+    def _turn(self) -> int:
+        """Count the turns of this process; the count is kept where all else is."""
+        return self.store.key_value_increment(f"{_ROOT}/turns/{self.process}", 1)
+
+    def _say(self, turn: int, topic: str, text: str) -> None:
+        said = json.dumps({"topic": topic, "text": text}).encode()
+        self.store.key_value_set_bytes(_key(turn, self.process), zlib.compress(said, 1))
+
+    def _heard(self, turn: int, other: int, topic: str, deadline: float | None) -> str:
+        """Return what another process says at a turn."""
+        while True:
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            wait_ms = max(int(min(left, _SLICE_S) * 1000), 1)
+            try:
+                said = self.store.blocking_key_value_get_bytes(_key(turn, other), wait_ms)
+                break
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise ClusterError(
+                        f"process {self.process} cannot ask for what process {other} says of "
+                        f"{topic}: {error}"
+                    ) from error
+                if deadline is not None and left <= _SLICE_S:
+                    raise ClusterError(
+                        f"process {other} of {self.num_processes} has not come to {topic}, where "
+                        f"process {self.process} waits for it; every process must make the same "
+                        "calls of Meshwise in the same order, and none may have failed"
+                    ) from error
+        found = json.loads(zlib.decompress(said))
+        if found["topic"] != topic:
+            raise ClusterError(
+                f"the processes have come apart: process {self.process} is at {topic}, process "
+                f"{other} is at {found['topic']}; every process must make the same calls of "
+                "Meshwise in the same order"
+            )
+        return found["text"]
+
+
+def current_job() -> Job | None:
+    """Return the job of this process; None where it is alone.  No backend of JAX is started."""
+    state = job_state()
+    if state is None or state.num_processes == 1:
+        return None
+    return Job(
+        process=state.process,
+        num_processes=state.num_processes,
+        store=state.store,
+        coordinator=state.coordinator,
+    )
+
+
+def text_of_processes(processes: Sequence[int]) -> str:
+    """Return numbers of processes as text, as `process 1`, or `processes 1, 2`."""
+    numbers = ", ".join(map(str, processes))
+    return f"process {numbers}" if len(processes) == 1 else f"processes {numbers}"
+
+
+def _key(turn: int, process: int) -> str:
+    return f"{_ROOT}/turn/{turn}/{process}"
+
+
+def _error_of(name: str, text: str) -> MeshwiseError:
+    """Return an error of process 0 as the same error here, if it is one of ours."""
+    kinds = {kind.__name__: kind for kind in _kinds(MeshwiseError)}
+    told = f"{text} (in process 0)"
+    if name in kinds:
+        return kinds[name](told)
+    return ClusterError(f"process 0 failed with {name}: {text}")
+
+
+def _kinds(root: type[MeshwiseError]) -> list[type[MeshwiseError]]:
+    return [root, *(kind for below in root.__subclasses__() for kind in _kinds(below))]

@@ -1,0 +1,135 @@
+"""Arrays between processes by the sockets of `jax.experimental.transfer`.
+
+The receiver pulls; which of the two sides comes first does not matter.  The sender's server keeps
+an array until it was pulled, unless it is deleted or donated before.  A pull from a process that
+has died fails; one from a process that lives and never offers the array would wait for ever, so a
+thread watches a pull from each process, and breaks the connection after a while.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import jax
+from jax import Array
+from jax.experimental import transfer
+from jax.sharding import SingleDeviceSharding
+
+from meshwise.errors import TransportError
+from meshwise.runtime.job.job import PATIENCE_S, Job
+from meshwise.runtime.transports.transport import Passage
+
+_WATCH_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A pull that is watched."""
+
+    array: Any
+    label: str
+    since_s: float
+
+
+class SocketTransport:
+    """A server in this process, and connections to those of all others."""
+
+    def __init__(self, job: Job, *, patience_s: float = PATIENCE_S) -> None:
+        """Start a server, and learn of those of the other processes.
+
+        Args:
+            job: The processes.
+            patience_s: How long a pull may wait for the other side.
+
+        Raises:
+            ClusterError: a process does not answer.
+        """
+        self.process = job.process
+        self._patience_s = patience_s
+        client = jax.local_devices()[0].client
+        address = own_address(job.coordinator)
+        self._server: Any = transfer.start_transfer_server(client, f"{address}:0", [f"{address}:0"])
+        self._addresses = job.exchange("the addresses of transfers", self._server.address())
+        self._peers: dict[int, Any] = {}
+        # For each process the pull that is watched, and the latest one, which comes after it.
+        self._watched: dict[int, _Waiting] = {}
+        self._latest: dict[int, _Waiting] = {}
+        self._failure: TransportError | None = None
+        self._lock = threading.Lock()
+        watch = threading.Thread(target=_watch, args=(ref(self),), name="watch", daemon=True)
+        watch.start()
+
+    def pass_all(self, passages: Sequence[Passage], label: str) -> list[Array | None]:
+        """Start to send and to receive; see `Transport.pass_all`."""
+        self.check()
+        found: list[Array | None] = []
+        for each in passages:
+            arrived = None
+            if each.value is not None:
+                self._server.await_pull(each.key, [each.value])
+            elif each.destination.process_index == self.process:
+                arrived = self._pull(each, label)
+            found.append(arrived)
+        return found
+
+    def _pull(self, passage: Passage, label: str) -> Array:
+        peer = passage.source.process_index
+        if peer not in self._peers:
+            self._peers[peer] = self._server.connect(self._addresses[peer])
+        there = SingleDeviceSharding(passage.destination)
+        wanted = jax.ShapeDtypeStruct(passage.shape, passage.dtype, sharding=there)
+        (array,) = self._peers[peer].pull(passage.key, [wanted])
+        with self._lock:
+            self._latest[peer] = _Waiting(array, label, time.monotonic())
+        return array
+
+    def check(self) -> None:
+        """Raise what the watch found."""
+        if self._failure is not None:
+            raise self._failure
+
+    def watch(self) -> None:
+        """Look once whether what is waited for has come; break connections that wait too long."""
+        now = time.monotonic()
+        with self._lock:
+            for peer in list(self._latest.keys() | self._watched.keys()):
+                waiting = self._watched.get(peer) or self._latest.pop(peer)
+                if waiting.array.is_deleted() or waiting.array.is_ready():
+                    self._watched.pop(peer, None)
+                elif now - waiting.since_s < self._patience_s:
+                    self._watched[peer] = waiting
+                else:
+                    self._failure = TransportError(
+                        f"process {self.process} waited {self._patience_s:.0f} s for "
+                        f"{waiting.label} from process {peer}, which has not sent it; see what "
+                        "that process does, or whether it still runs"
+                    )
+                    self._peers.pop(peer)._poison_connection()
+
+
+def own_address(coordinator: str) -> str:
+    """Return the address by which others reach this process: that of its way to the coordinator.
+
+    Args:
+        coordinator: `host:port` of process 0.
+    """
+    host, _, port = coordinator.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))  # Nothing is sent.
+        return probe.getsockname()[0]
+
+
+def _watch(transport: ref[SocketTransport]) -> None:
+    while True:
+        time.sleep(_WATCH_EVERY_S)
+        found = transport()
+        if found is None:
+            return
+        found.watch()
+        del found

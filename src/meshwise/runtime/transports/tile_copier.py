@@ -1,0 +1,307 @@
+"""Arrays between meshes, tile by tile, without waiting for anything.
+
+`jax.device_put` to another mesh gathers the array on the host, and waits for whoever computes it,
+unless each tile of the destination is a whole tile of the source; and it sends every copy.  Here a
+device that has a piece of a tile cuts it out, the home of the tile gets the pieces and puts them
+together, and further copies are made from there (`resharding.route`).  Every step is dispatched and
+none waited for.  What is to be done for a shape and two shardings is found out once, and the small
+programs that cut and join are compiled once.
+
+In a job of several processes each carries out the steps of its own devices, and what passes between
+processes goes by a transport.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.typing import ArrayLike
+
+from meshwise.errors import TransportError
+from meshwise.resharding.route import Move, Phase, Route, route_once
+from meshwise.resharding.tiles import Box
+from meshwise.runtime.devices import array_of
+from meshwise.runtime.placement import placed
+from meshwise.runtime.transports.transport import Passage, Transport, key_of
+
+# A jitted function of tiles on one device.
+Program: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPhase:
+    """The part of a phase of a route that one process carries out.
+
+    Attributes:
+        cuts: Programs that make pieces: the program, which value it takes, and which it makes.
+        moves: Values that move inside the process, where to, and the numbers of the copies.
+        passages: Values that come from other processes, or go to them.
+        joins: Programs that make tiles of pieces: the program, which values it takes, what it
+            makes.
+    """
+
+    cuts: tuple[tuple[Program, int, tuple[int, ...]], ...]
+    moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
+    passages: tuple[Move, ...]
+    joins: tuple[tuple[Program, tuple[int, ...], int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """How arrays of one shape get from one sharding to another, as one process sees it.
+
+    Attributes:
+        crossing_bytes: That devices are sent which do not hold them, in all processes.
+        copied_bytes: That further devices of the destination copy from those.
+        devices: The devices, by their numbers in the route.
+        held: For each shard of the source in this process the number of its value.
+        phases: What is done, in order.
+        shards: For each device of the destination in this process the value that lies there.
+        shared: Places among `shards` of tiles of the source.
+    """
+
+    crossing_bytes: int
+    copied_bytes: int
+    devices: tuple[Any, ...]
+    held: tuple[int, ...]
+    phases: tuple[LocalPhase, ...]
+    shards: tuple[int, ...]
+    shared: tuple[int, ...]
+
+
+class TileCopier:
+    """Moves arrays; what it found out and compiled serves all later ones of the same kind."""
+
+    def __init__(self, transport: Transport | None = None) -> None:
+        """Nothing is known yet.
+
+        Args:
+            transport: The way between processes; None: all devices are of this process.
+        """
+        self._transport = transport
+        self._process = None if transport is None else transport.process
+        self._count = itertools.count()
+        self._copies: dict[tuple[Any, ...], Copies] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}
+
+    def put(
+        self,
+        value: ArrayLike,
+        sharding: NamedSharding,
+        *,
+        own_memory: bool = False,
+        label: str | None = None,
+    ) -> Array:
+        """Return an array in a sharding.
+
+        Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
+        every process that has devices on one of both sides makes the same call.
+
+        Args:
+            value: An array of any placement, pending or not, or what becomes one.  In a job an
+                array without a mesh is the same in every process.
+            sharding: Where it goes; devices may be on both sides.
+            own_memory: Whether the result shares no memory with `value`; else it may be `value`.
+            label: What it is: tells it from all others that pass between the same processes; None:
+                it is counted, and every process makes such calls in the same order.
+
+        Raises:
+            TransportError: part of the array is in another process, and there is no way there.
+        """
+        if label is None:
+            label = f"array {next(self._count)}"
+        if not isinstance(value, jax.Array) or self._is_everywhere(value):
+            if sharding.is_fully_addressable:
+                return jax.device_put(value, sharding, may_alias=False if own_memory else None)
+            return placed([value], [sharding])[0]
+        if value.sharding == sharding and not own_memory:
+            return value
+        if jnp.issubdtype(value.dtype, jax.dtypes.extended):
+            return self._put_keys(value, sharding, own_memory=own_memory, label=label)
+        if not value.size:
+            # Nothing to move, and no reason to wait.
+            return placed([np.zeros(value.shape, value.dtype)], [sharding])[0]
+        copies = self.copies(value, sharding)
+        shards = (shard.data for shard in value.addressable_shards)
+        values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
+        for phase in copies.phases:
+            self._carry_out(phase, values, copies.devices, value.dtype, label)
+        found = [values[n] for n in copies.shards]
+        if own_memory:
+            for n in copies.shared:
+                found[n] = jnp.copy(found[n])
+        whole = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        return array_of(whole, found)
+
+    def _is_everywhere(self, value: Array) -> bool:
+        """Return whether every process of a job has the whole of an array."""
+        return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
+
+    def _put_keys(
+        self, value: Array, sharding: NamedSharding, *, own_memory: bool, label: str
+    ) -> Array:
+        if self._transport is None:
+            # `device_put` shares memory on devices of both sides, whatever it is told.
+            return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
+        spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
+        numbers = jax.eval_shape(jax.random.key_data, spec)
+        there = _of_numbers(sharding, numbers.ndim)
+        if value.addressable_shards:
+            data = jax.random.key_data(value)
+        else:
+            assert isinstance(value.sharding, NamedSharding)
+            source = _of_numbers(value.sharding, numbers.ndim)
+            data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
+        found = self.put(data, there, own_memory=own_memory, label=label)
+        if found.addressable_shards:
+            return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
+        return array_of(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding), [])
+
+    def _carry_out(
+        self,
+        phase: LocalPhase,
+        values: dict[int, Array],
+        devices: Sequence[Any],
+        dtype: Any,
+        label: str,
+    ) -> None:
+        """Dispatch a phase."""
+        for program, given, results in phase.cuts:
+            values.update(zip(results, program(values[given]), strict=True))
+        moved, places, results = phase.moves
+        if moved:
+            copies = jax.device_put([values[n] for n in moved], list(places))
+            values.update(zip(results, copies, strict=True))
+        if phase.passages:
+            assert self._transport is not None
+            passages = [
+                Passage(
+                    key=key_of(label, move, str(dtype)),  # the copy has one number in the route
+                    shape=move.shape,
+                    dtype=dtype,
+                    source=devices[move.source],
+                    destination=devices[move.destination],
+                    value=values.get(move.value),
+                )
+                for move in phase.passages
+            ]
+            arrived = self._transport.pass_all(passages, label)
+            for move, array in zip(phase.passages, arrived, strict=True):
+                if array is not None:
+                    values[move.result] = array
+        for program, given, result in phase.joins:
+            values[result] = program(*(values[n] for n in given))
+
+    def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+        """Return what is done for an array.
+
+        Raises:
+            TransportError: part of the array is in another process, and there is no way there.
+        """
+        key = value.shape, value.dtype, value.sharding, sharding
+        found = self._copies.get(key)
+        if found is None:
+            found = self._copies[key] = self._found(value, sharding)
+        return found
+
+    def _found(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+        is_here = value.is_fully_addressable and sharding.is_fully_addressable
+        if self._transport is None and not is_here:
+            raise TransportError(
+                f"an array of shape {list(value.shape)} goes from {value.sharding} to {sharding}: "
+                "both must lie on devices of this process"
+            )
+        shape = tuple(value.shape)
+        source = _boxes(value.sharding, shape)
+        destination = _boxes(sharding, shape)
+        devices = tuple(dict.fromkeys((*source, *destination)))
+        number = {d: n for n, d in enumerate(devices)}
+        route = route_once(
+            {number[d]: box for d, box in source.items()},
+            {number[d]: box for d, box in destination.items()},
+            [device.process_index for device in devices],
+        )
+        mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
+        held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
+        there = [number[d] for d in destination if number[d] in mine]
+        shards = tuple(route.shards[n] for n in there)
+        size = value.dtype.itemsize
+        return Copies(
+            crossing_bytes=size * route.crossing_elements,
+            copied_bytes=size * route.copied_elements,
+            devices=devices,
+            held=held,
+            phases=self._phases(route, mine, devices),
+            shards=shards,
+            shared=tuple(n for n, v in enumerate(shards) if v in held),
+        )
+
+    def _phases(
+        self, route: Route, mine: set[int], devices: Sequence[Any]
+    ) -> tuple[LocalPhase, ...]:
+        found = (self._local(phase, mine, devices) for phase in route.phases)
+        return tuple(p for p in found if p.cuts or p.moves[0] or p.passages or p.joins)
+
+    def _local(self, phase: Phase, mine: set[int], devices: Sequence[Any]) -> LocalPhase:
+        """Return what this process does of a phase."""
+        inside = [m for m in phase.moves if m.source in mine and m.destination in mine]
+        return LocalPhase(
+            cuts=tuple(
+                (self.cutter(c.parts), c.value, c.results) for c in phase.cuts if c.device in mine
+            ),
+            moves=(
+                tuple(m.value for m in inside),
+                tuple(devices[m.destination] for m in inside),
+                tuple(m.result for m in inside),
+            ),
+            passages=tuple(m for m in phase.moves if (m.source in mine) != (m.destination in mine)),
+            joins=tuple(
+                (self.joiner(j.counts), j.values, j.result) for j in phase.joins if j.device in mine
+            ),
+        )
+
+    def cutter(self, parts: tuple[Box, ...]) -> Program:
+        """Return the program that takes parts, given by their places in its operand."""
+
+        def cut(tile: Array) -> list[Array]:
+            return [lax.slice(tile, *zip(*part, strict=True)) for part in parts]
+
+        return self._programs.setdefault(("cut", parts), jax.jit(cut))
+
+    def joiner(self, counts: tuple[int, ...]) -> Program:
+        """Return the program that makes one tile of a grid of pieces, so many along each dim."""
+
+        def join(*pieces: Array) -> Array:
+            rest = list(pieces)
+            for dim in reversed(range(len(counts))):
+                starts = range(0, len(rest), counts[dim])
+                rest = [lax.concatenate(rest[n : n + counts[dim]], dim) for n in starts]
+            return rest[0]
+
+        return self._programs.setdefault(("join", counts), jax.jit(join))
+
+
+def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
+    """Return the sharding of the numbers of random keys, which have more dims, for a rank."""
+    spec = sharding.spec
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec, *[None] * (rank - len(spec))))
+
+
+def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:
+    """Return the elements that each device of a sharding has, of all processes."""
+    indices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    return {device: _box(index, shape) for device, index in indices.items()}
+
+
+def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
+    """Return an index as JAX gives it."""
+    found = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in found)

@@ -1,0 +1,129 @@
+"""One process of a job that runs pipelines over processes, and compares them with one device.
+
+Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from doubles.layered_steps import SIGNATURE, host
+from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_case, small_case
+from doubles.stage_choices import choices_of
+from hosts.joined import join
+from meshwise.planner.pipeline import layers_of
+from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.pipeline.executable import homes_of
+from meshwise.runtime.pipeline.make_pipeline import make_pipeline
+from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.scalars import EveryProcess
+from oracle.one_device import run_traced, traced
+from oracle.problem import quick_jit
+from oracle.tolerances import FP16_LOSS, X64
+
+_CASES = {"small": small_case, "any": pipeline_case}
+STEPS = 2
+
+
+def on_one_device(case: PipelineCase) -> tuple[Any, Any, list[list[Any]]]:
+    """A step, its arguments, and the flat results of some steps on one device."""
+    step, args = {**MODELS, **SMALL_MODELS}[case.model]()
+    state, batch = args
+    count = case.schedule.num_microbatches if case.model == "wide-resnet" else 1
+    found: list[list[Any]] = []
+    for _ in range(STEPS):
+        if count > 1:
+            local = traced(step, state, batch, b=count, num_devices=1, statistics="local")
+            out = run_traced(local, state, batch)
+        else:
+            out = quick_jit(step)(state, batch)
+        found.append([host(leaf) for leaf in jax.tree.leaves(out)])
+        state = out[0]
+    return step, args, found
+
+
+def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[list[Any]]:
+    """The same by a pipeline over the processes of the job."""
+    statistics = "local" if case.model == "wide-resnet" else "exact"
+    layers, _ = layers_of(step, args, {}, SIGNATURE, case.num_layers, statistics=statistics)
+    pipeline = make_pipeline(layers, choices_of(layers, case), case.schedule, job)
+    assert layers.ends is not None
+    ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
+    every_process = EveryProcess(pipeline.copier)
+    state, batch = args
+    tree = jax.tree.structure(jax.eval_shape(step, state, batch))
+    found: list[list[Any]] = []
+    for number in range(STEPS):
+        flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
+        made = ends.results(pipeline.run(flat, label=f"step {number}"))
+        made = every_process.readable(made, f"step {number}")
+        found.append(made)
+        jax.block_until_ready(made)
+        shown = [[(s.index, host(s.data)) for s in x.addressable_shards] for x in made]
+        found[-1] = list(zip(made, shown, strict=True))
+        state = jax.tree.unflatten(tree, made)[0]
+    return found
+
+
+def check(case: PipelineCase, job: Job) -> None:
+    """Compare every shard of this process with one device, and replicas with other processes."""
+    with jax.enable_x64(case.model != "fp16"):
+        step, args, expected = on_one_device(case)
+        found = over_processes(case, step, args, job)
+        for mine, theirs in zip(found, expected, strict=True):
+            _check_replicas(mine, job)
+            for n, ((array, shards), want) in enumerate(zip(mine, theirs, strict=True)):
+                assert array.ndim or shards, f"scalar {n} is not readable here"
+                for index, data in shards:
+                    _check_shard(case, n, len(mine), data, _numbers(want)[index])
+
+
+def _check_shard(case: PipelineCase, n: int, count: int, data: Any, want: Any) -> None:
+    data = _numbers(data)
+    assert (data.dtype, data.shape) == (want.dtype, want.shape)
+    if not np.issubdtype(data.dtype, np.floating):
+        np.testing.assert_array_equal(data, want)
+    elif case.model == "fp16":
+        # The last three results are the loss, whether gradients were finite, and the scale.
+        if n == count - 3:
+            np.testing.assert_allclose(data, want, rtol=FP16_LOSS)
+    else:
+        share = max(X64, 2 * float(np.finfo(data.dtype).eps))
+        atol = share * max(1.0, float(np.max(np.abs(want), initial=0.0)))
+        np.testing.assert_allclose(data, want, rtol=0, atol=atol)
+
+
+def _check_replicas(results: Sequence[Any], job: Job) -> None:
+    """The same part of an array is the same bits in every process."""
+    mine = {
+        f"{n} {index}": hashlib.sha256(_numbers(data).tobytes()).hexdigest()
+        for n, (_, shards) in enumerate(results)
+        for index, data in shards
+    }
+    for other in map(json.loads, job.exchange("replicas", json.dumps(mine))):
+        for part in mine.keys() & other.keys():
+            assert mine[part] == other[part], f"replicas of {part} differ"
+
+
+def _numbers(value: Any) -> np.ndarray[Any, Any]:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    return np.asarray(value)
+
+
+if __name__ == "__main__":
+    for name in join():
+        kind, number = name.split(":")
+        found = current_job()
+        assert found is not None
+        chosen = _CASES[kind](int(number))
+        check(chosen, found)
+        print("passed", name, chosen, flush=True)  # noqa: T201 (for the test that reads it)
+    jax.distributed.shutdown()

@@ -1,0 +1,22 @@
+"""A pipeline over processes is the step: the oracle is JAX on one device (I1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from doubles.processes import run_job, texts
+
+
+def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
+    ended = run_job("hosts.meaning", devices, cases, limit_s=120 + 60 * len(cases))
+    for process in ended:
+        passed = [line for line in process.text.splitlines() if line.startswith("passed")]
+        assert process.code == 0, texts(ended)
+        assert len(passed) == len(cases), texts(ended)
+
+
+@pytest.mark.parametrize(
+    ("devices", "cases"), [((4, 4), ["small:3", "small:4"]), ((3, 3, 2), ["small:19"])]
+)
+def test_a_pipeline_over_processes_is_the_step(devices: tuple[int, ...], cases: list[str]) -> None:
+    assert_meaning(devices, cases)
