@@ -3,6 +3,10 @@
 A host is a namespace with one interface `eth0`; a switch is a namespace with a bridge; each link is
 a pair of interfaces with a token bucket at both ends. The machine's own network has no part in it,
 so all testbeds use the same addresses.
+
+The hosts take what congestion control the machine has. With a namespace's default (here bbr), two
+plain streams over one link get 200 and 198 of 400 Mbit/s, and 64 KiB beside a large stream take
+7 ms (measured as below).
 """
 
 from __future__ import annotations
