@@ -66,6 +66,7 @@ class Copies:
         phases: What is done, in order.
         shards: For each device of the destination in this process the value that lies there.
         shared: Places among `shards` of tiles of the source.
+        passed_on: Numbers of tiles of the source that go to other processes as they are.
     """
 
     crossing_bytes: int
@@ -75,6 +76,7 @@ class Copies:
     phases: tuple[LocalPhase, ...]
     shards: tuple[int, ...]
     shared: tuple[int, ...]
+    passed_on: tuple[int, ...]
 
 
 class TileCopier:
@@ -98,6 +100,7 @@ class TileCopier:
         sharding: NamedSharding,
         *,
         own_memory: bool = False,
+        is_overwritten: bool = False,
         label: str | None = None,
     ) -> Array:
         """Return an array in a sharding.
@@ -110,20 +113,22 @@ class TileCopier:
                 array without a mesh is the same in every process.
             sharding: Where it goes; devices may be on both sides.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
+            is_overwritten: Whether `value` may be donated before another process has what is sent
+                to it, which is then a copy.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        if label is None:
-            label = f"array {next(self._count)}"
         if not isinstance(value, jax.Array) or self._is_everywhere(value):
             if sharding.is_fully_addressable:
                 return jax.device_put(value, sharding, may_alias=False if own_memory else None)
             return placed([value], [sharding])[0]
         if value.sharding == sharding and not own_memory:
             return value
+        if label is None:
+            label = f"array {next(self._count)}"
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             return self._put_keys(value, sharding, own_memory=own_memory, label=label)
         if not value.size:
@@ -132,6 +137,9 @@ class TileCopier:
         copies = self.copies(value, sharding)
         shards = (shard.data for shard in value.addressable_shards)
         values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
+        if is_overwritten:
+            for n in copies.passed_on:
+                values[n] = jnp.copy(values[n])
         for phase in copies.phases:
             self._carry_out(phase, values, copies.devices, value.dtype, label)
         found = [values[n] for n in copies.shards]
@@ -234,14 +242,17 @@ class TileCopier:
         there = [number[d] for d in destination if number[d] in mine]
         shards = tuple(route.shards[n] for n in there)
         size = value.dtype.itemsize
+        phases = self._phases(route, mine, devices)
+        passed_on = {move.value for phase in phases for move in phase.passages}
         return Copies(
             crossing_bytes=size * route.crossing_elements,
             copied_bytes=size * route.copied_elements,
             devices=devices,
             held=held,
-            phases=self._phases(route, mine, devices),
+            phases=phases,
             shards=shards,
             shared=tuple(n for n, v in enumerate(shards) if v in held),
+            passed_on=tuple(v for v in held if v in passed_on),
         )
 
     def _phases(
