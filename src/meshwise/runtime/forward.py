@@ -101,7 +101,9 @@ class ForwardExecutable:
         found = (there[source] for source in self.cut.results)
         arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found]
         results = with_weak_types(self.ends.results(arrays), original.weak_results)
-        return results if self.every_process is None else self.every_process.readable(results)
+        if self.every_process is None:
+            return results
+        return self.every_process.readable(results, self.copier)
 
     def compiled_text(self) -> dict[str, str]:
         """Return the optimised HLO of each program, by name."""
@@ -160,6 +162,6 @@ def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExe
         ends=StackedEnds(found.ends, shardings, copier),
         user=found.ends,
         copier=copier,
-        every_process=None if job is None else EveryProcess(copier),
+        every_process=None if job is None else EveryProcess(),
         compile_s=time.perf_counter() - start,
     )

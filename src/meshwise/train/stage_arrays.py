@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
@@ -162,4 +163,4 @@ def _key_if_asked(array: jax.Array, arg: Any) -> jax.Array:
 
 
 def _is_key(dtype: Any) -> bool:
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
