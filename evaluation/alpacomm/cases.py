@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.transfers.host_tasks import HostTask, host_tasks, hosted_mesh
 from meshwise.graph.layout import Layout, parse_layout
+from meshwise.resharding.cross_mesh.host_tasks import HostTask, host_tasks, hosted_mesh
 
 # Ten gigabits a second.
 NIC_BYTES_PER_S = 10e9 / 8

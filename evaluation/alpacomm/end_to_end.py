@@ -10,14 +10,15 @@ from types import MappingProxyType
 from evaluation.alpacomm.clocks import TaskCosts
 from evaluation.alpacomm.delayed_weights import delay_weights
 from evaluation.alpacomm.stages import PlannedStages, Stage
-from evaluation.transfers.cross_mesh import cross_mesh_plan
-from evaluation.transfers.host_tasks import HostedMesh, host_tasks
-from evaluation.transfers.strategies import BROADCAST, hops
-from evaluation.transfers.ways import GATHERED, SEND_RECV, SIGNAL
+from evaluation.transfers.hops import hops
+from evaluation.transfers.ways import SIGNAL
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.layout import Layout
 from meshwise.resharding.between import gather_s
+from meshwise.resharding.cross_mesh.cross_mesh_plan import cross_mesh_plan
+from meshwise.resharding.cross_mesh.host_tasks import HostedMesh, host_tasks
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, GATHERED, SEND_RECV
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule

@@ -10,8 +10,8 @@ from evaluation.alpacomm.cases import CASES, ONE_TO_MANY
 from evaluation.alpacomm.micro import CaseResult, RandomResult, run_case, run_random
 from evaluation.paper.plots import save_picture
 from evaluation.paper.tables import markdown
-from evaluation.transfers.cross_mesh import BALANCED, NAIVE
-from evaluation.transfers.strategies import STRATEGIES
+from meshwise.resharding.cross_mesh.cross_mesh_plan import BALANCED, NAIVE
+from meshwise.resharding.cross_mesh.strategies import STRATEGIES
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import seconds_text
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluation.transfers.cross_mesh import CrossMeshPlan
 from evaluation.transfers.dependent_flows import DependentFlow, FlowTimes, run_flows
-from evaluation.transfers.strategies import hops
+from evaluation.transfers.hops import hops
+from meshwise.resharding.cross_mesh.cross_mesh_plan import CrossMeshPlan
 from meshwise.simulate.actions import Flow, HostLinks
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwise.resharding.once import HomedTile, homed_tiles
-from meshwise.resharding.tiles import Box, num_elements
+from meshwise.resharding.tiles import Box, box_shape, num_elements, within
 
 
 class Cut(NamedTuple):
@@ -50,18 +50,18 @@ class Move(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A grid of pieces is put together.
+    """Pieces are put together.
 
     Attributes:
         device: The device that does it.
-        values: The pieces, ascending by place.
-        counts: How many of them lie along each dim.
+        values: The pieces.
+        places: For each piece its place in what comes out.
         result: The number of what comes out.
     """
 
     device: int
     values: tuple[int, ...]
-    counts: tuple[int, ...]
+    places: tuple[Box, ...]
     result: int
 
 
@@ -143,15 +143,14 @@ class _Route:
             for piece in tile.pieces:
                 value = at[piece.box, piece.sender]
                 if piece.sender != tile.home:
-                    shape = _shape(piece.box)
+                    shape = box_shape(piece.box)
                     moves.append(Move(value, piece.sender, tile.home, self.new(), shape))
                     value = moves[-1].result
                 pieces.append(value)
             self.shards[tile.home] = pieces[0]
             if len(pieces) > 1:
-                rank = len(tile.box)
-                counts = tuple(len({p.box[dim] for p in tile.pieces}) for dim in range(rank))
-                joins.append(Join(tile.home, tuple(pieces), counts, self.new()))
+                places = tuple(within(p.box, tile.box) for p in tile.pieces)
+                joins.append(Join(tile.home, tuple(pieces), places, self.new()))
                 self.shards[tile.home] = joins[-1].result
             self.shards.update((device, self.held[device]) for device in tile.owners)
         return Phase(cuts, tuple(moves), tuple(joins))
@@ -170,7 +169,7 @@ class _Route:
             parts = [box for box in boxes if box != whole]
             if parts:
                 results = tuple(self.new() for _ in parts)
-                places = tuple(_within(box, whole) for box in parts)
+                places = tuple(within(box, whole) for box in parts)
                 cuts.append(Cut(sender, self.held[sender], places, results))
                 at.update(((box, sender), n) for box, n in zip(parts, results, strict=True))
         return tuple(cuts), at
@@ -188,16 +187,7 @@ class _Route:
                 source = tile.home if is_first else nearest[process]
                 nearest.setdefault(process, device)
                 moves = near if source == tile.home else far
-                value, shape = self.shards[source], _shape(tile.box)
+                value, shape = self.shards[source], box_shape(tile.box)
                 moves.append(Move(value, source, device, self.new(), shape))
                 self.shards[device] = moves[-1].result
         return near, far
-
-
-def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in box)
-
-
-def _within(box: Box, whole: Box) -> Box:
-    """Return a box by its place in a larger one."""
-    return tuple((a - first, b - first) for (a, b), (first, _) in zip(box, whole, strict=True))

@@ -264,7 +264,7 @@ class TileCopier:
             ),
             passages=tuple(m for m in phase.moves if (m.source in mine) != (m.destination in mine)),
             joins=tuple(
-                (self.joiner(j.counts), j.values, j.result) for j in phase.joins if j.device in mine
+                (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
         )
 
@@ -276,17 +276,37 @@ class TileCopier:
 
         return self._programs.setdefault(("cut", parts), jax.jit(cut))
 
-    def joiner(self, counts: tuple[int, ...]) -> Program:
-        """Return the program that makes one tile of a grid of pieces, so many along each dim."""
+    def joiner(self, places: tuple[Box, ...]) -> Program:
+        """Return the program that puts pieces together, given by their places in the result."""
 
         def join(*pieces: Array) -> Array:
-            rest = list(pieces)
-            for dim in reversed(range(len(counts))):
-                starts = range(0, len(rest), counts[dim])
-                rest = [lax.concatenate(rest[n : n + counts[dim]], dim) for n in starts]
-            return rest[0]
+            return _joined(list(zip(places, pieces, strict=True)))
 
-        return self._programs.setdefault(("join", counts), jax.jit(join))
+        return self._programs.setdefault(("join", places), jax.jit(join))
+
+
+def _joined(pieces: Sequence[tuple[Box, Array]]) -> Array:
+    """Return pieces put together, along the first dim that parts them first."""
+    if len(pieces) == 1:
+        return pieces[0][1]
+    for dim in range(len(pieces[0][0])):
+        runs = _runs(pieces, dim)
+        if len(runs) > 1:
+            return lax.concatenate([_joined(run) for run in runs], dim)
+    raise AssertionError(f"pieces at {[place for place, _ in pieces]} are no cuts of a box")
+
+
+def _runs(pieces: Sequence[tuple[Box, Array]], dim: int) -> list[list[tuple[Box, Array]]]:
+    """Return pieces parted where a plane across a dim goes through none of them, ascending."""
+    runs: list[list[tuple[Box, Array]]] = []
+    end = 0
+    for piece in sorted(pieces, key=lambda p: p[0][dim]):
+        start, stop = piece[0][dim]
+        if not runs or start >= end:
+            runs.append([])
+        runs[-1].append(piece)
+        end = max(end, stop)
+    return runs
 
 
 def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from evaluation.alpacomm.cases import CASES, NIC_BYTES_PER_S, ONE_TO_MANY, random_case
 from evaluation.alpacomm.simulated import simulated
-from evaluation.transfers.cross_mesh import (
+
+from meshwise.errors import ClusterError
+from meshwise.graph.layout import parse_layout
+from meshwise.resharding.cross_mesh.cross_mesh_plan import (
     ALGORITHMS,
     BEST,
     DIVIDED,
@@ -18,15 +21,24 @@ from evaluation.transfers.cross_mesh import (
     bound_s,
     cross_mesh_plan,
 )
-from evaluation.transfers.depth_first import depth_first, least_s
-from evaluation.transfers.host_tasks import HostTask, host_tasks, hosted_mesh
-from evaluation.transfers.ordering import Job, greedy, in_order, load_balanced, makespan_s, naive
-from evaluation.transfers.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
-from evaluation.transfers.unit_tasks import unit_tasks
-from evaluation.transfers.ways import GATHERED, SEND_RECV
-
-from meshwise.errors import ClusterError
-from meshwise.graph.layout import parse_layout
+from meshwise.resharding.cross_mesh.depth_first import depth_first, least_s
+from meshwise.resharding.cross_mesh.host_tasks import HostTask, host_tasks, hosted_mesh
+from meshwise.resharding.cross_mesh.ordering import (
+    Job,
+    greedy,
+    in_order,
+    load_balanced,
+    makespan_s,
+    naive,
+)
+from meshwise.resharding.cross_mesh.strategies import (
+    BROADCAST,
+    GATHERED,
+    GLOBAL_GATHERED,
+    SEND_RECV,
+    STRATEGIES,
+)
+from meshwise.resharding.cross_mesh.unit_tasks import unit_tasks
 from meshwise.resharding.tiles import boxes
 from meshwise.simulate.actions import HostLinks
 

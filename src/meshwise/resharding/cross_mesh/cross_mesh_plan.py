@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evaluation.transfers.depth_first import depth_first, least_s
-from evaluation.transfers.division import Part, is_partition, open_shop, shares
-from evaluation.transfers.host_tasks import HostTask
-from evaluation.transfers.ordering import Job, Timed, greedy, in_order, load_balanced
-from evaluation.transfers.ordering import naive as in_given_order
-from evaluation.transfers.strategies import BROADCAST, NUM_CHUNKS, seconds
 from meshwise.errors import ClusterError
+from meshwise.resharding.cross_mesh.depth_first import depth_first, least_s
+from meshwise.resharding.cross_mesh.division import Part, is_partition, open_shop, shares
+from meshwise.resharding.cross_mesh.host_tasks import HostTask
+from meshwise.resharding.cross_mesh.ordering import Job, Timed, greedy, in_order, load_balanced
+from meshwise.resharding.cross_mesh.ordering import naive as in_given_order
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, NUM_CHUNKS, seconds
 
 NAIVE, BALANCED, DEPTH_FIRST, GREEDY = "naive", "load balance only", "depth first", "greedy"
 DIVIDED, WHOLE, BEST = "divided", "best of whole boxes", "best"
@@ -56,6 +56,7 @@ class CrossMeshPlan:
         strategy: How each is sent, one of `strategies.STRATEGIES`.
         algorithm: What found senders and order.
         transfers: In the order in which they start on each host.
+        num_chunks: Chunks of a box that is broadcast.
         makespan_s: When the last one ends.
         bound_s: What no plan is below: bytes through the busiest network card.
     """
@@ -64,12 +65,13 @@ class CrossMeshPlan:
     strategy: str
     algorithm: str
     transfers: tuple[Sent, ...]
+    num_chunks: int
     makespan_s: float
     bound_s: float
 
     def chunk_bytes(self, transfer: Sent) -> float:
         """Bytes of one chunk of a transfer that is broadcast."""
-        return self.tasks[transfer.task].num_bytes / NUM_CHUNKS
+        return self.tasks[transfer.task].num_bytes / self.num_chunks
 
 
 def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
@@ -99,6 +101,7 @@ def cross_mesh_plan(
     bytes_per_s: float,
     strategy: str = BROADCAST,
     algorithm: str = BEST,
+    num_chunks: int = NUM_CHUNKS,
 ) -> CrossMeshPlan:
     """Choose senders and order.
 
@@ -107,6 +110,7 @@ def cross_mesh_plan(
         bytes_per_s: Of a network card, in each direction.
         strategy: One of `strategies.STRATEGIES`.
         algorithm: One of `ALGORITHMS`; "best" never ends later than any other.
+        num_chunks: Chunks of a box that is broadcast.
 
     Raises:
         ClusterError: the bandwidth is not a finite number above 0.
@@ -114,7 +118,7 @@ def cross_mesh_plan(
     """
     if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
         raise ClusterError(f"a network card has a bandwidth of {bytes_per_s} bytes/s")
-    problem = _Problem(tuple(tasks), bytes_per_s, strategy)
+    problem = _Problem(tuple(tasks), bytes_per_s, strategy, num_chunks)
     found = min(problem.schedules(algorithm), key=lambda plan: plan.makespan_s, default=None)
     if found is None:
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -124,13 +128,19 @@ def cross_mesh_plan(
 class _Problem:
     """Boxes with a strategy."""
 
-    def __init__(self, tasks: tuple[HostTask, ...], bytes_per_s: float, strategy: str) -> None:
-        self.tasks, self.strategy = tasks, strategy
+    def __init__(
+        self, tasks: tuple[HostTask, ...], bytes_per_s: float, strategy: str, num_chunks: int
+    ) -> None:
+        self.tasks, self.strategy, self.num_chunks = tasks, strategy, num_chunks
         self.rate = bytes_per_s
-        self.jobs = [Job(seconds(strategy, t, bytes_per_s), t.senders, t.receivers) for t in tasks]
+        self.jobs = [Job(self._seconds(t, t), t.senders, t.receivers) for t in tasks]
         self.parts, most_sent = shares(tasks)
         self.bound_s = max(most_sent, _most_received(tasks)) / bytes_per_s
         self.least_s = least_s(self.jobs)
+
+    def _seconds(self, part: HostTask, whole: HostTask) -> float:
+        chunk_bytes = whole.num_bytes / self.num_chunks
+        return seconds(self.strategy, part, self.rate, chunk_bytes)
 
     def schedules(self, algorithm: str) -> list[CrossMeshPlan]:
         """What an algorithm chooses from."""
@@ -194,6 +204,7 @@ class _Problem:
             strategy=self.strategy,
             algorithm=algorithm,
             transfers=tuple(transfers),
+            num_chunks=self.num_chunks,
             makespan_s=max((t.end_s for t in transfers), default=0.0),
             bound_s=self.bound_s,
         )
@@ -213,10 +224,8 @@ class _Problem:
         found: list[Job] = []
         for part in parts:
             whole = self.tasks[part.task]
-            chunk = whole.num_bytes / NUM_CHUNKS
-            task = whole._replace(num_bytes=part.num_bytes)
-            duration_s = seconds(self.strategy, task, self.rate, chunk)
-            found.append(Job(duration_s, (part.sender,), task.receivers))
+            duration_s = self._seconds(whole._replace(num_bytes=part.num_bytes), whole)
+            found.append(Job(duration_s, (part.sender,), whole.receivers))
         return found
 
 

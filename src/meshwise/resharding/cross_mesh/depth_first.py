@@ -14,7 +14,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from evaluation.transfers.ordering import Job, Ports, Timed, in_order, load_balanced, makespan_s
+from meshwise.resharding.cross_mesh.ordering import (
+    Job,
+    Ports,
+    Timed,
+    in_order,
+    load_balanced,
+    makespan_s,
+)
 
 MAX_NODES = 20_000
 # Beyond so many jobs nothing is searched: the first branches alone would take all nodes.

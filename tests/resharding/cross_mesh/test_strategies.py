@@ -7,18 +7,20 @@ from collections import Counter
 import numpy as np
 import pytest
 from evaluation.alpacomm.cases import random_case
-from evaluation.transfers.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh
-from evaluation.transfers.strategies import (
-    BROADCAST,
-    GLOBAL_GATHERED,
-    NUM_CHUNKS,
-    STRATEGIES,
-    hops,
-    seconds,
-)
-from evaluation.transfers.ways import GATHERED, SEND_RECV
+from evaluation.transfers.hops import hops
 
 from meshwise.graph.layout import parse_layout
+from meshwise.resharding.cross_mesh.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh
+from meshwise.resharding.cross_mesh.strategies import (
+    BROADCAST,
+    GATHERED,
+    GLOBAL_GATHERED,
+    NUM_CHUNKS,
+    SEND_RECV,
+    STRATEGIES,
+    best_num_chunks,
+    seconds,
+)
 from meshwise.resharding.tiles import boxes, num_elements
 
 RATE = 2.0
@@ -104,12 +106,26 @@ def test_boxes_of_hosts_are_those_of_devices(number):
     assert needed == 4 * sum(map(num_elements, tiles))
 
 
-def test_meshes_on_one_host_are_refused():
-    place = (parse_layout("S0"), hosted_mesh(2, 2))
-    with pytest.raises(ValueError, match=r"hosts \[1\] are of both meshes"):
-        host_tasks((8,), 4, place, (parse_layout("R"), hosted_mesh(1, 2, first_host=1)))
+def test_a_host_of_both_meshes_is_not_sent_what_it_has():
+    place = (parse_layout("S0"), hosted_mesh(2, 1))
+    there = (parse_layout("R"), hosted_mesh(1, 2, first_host=1))
+    # Host 1 has the second half already.
+    assert host_tasks((8,), 4, place, there) == (HostTask(16.0, (0,), (1,), (2,)),)
     with pytest.raises(ValueError, match="has 4 devices, got hosts of 3"):
         HostedMesh(sizes=(2, 2), hosts=(0, 0, 1))
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("chunk_s", [0.1, 1.0, 7.0])
+def test_the_number_of_chunks_is_the_best_one(hosts, chunk_s):
+    task = box(hosts, 2)
+
+    def ends_s(count):
+        return seconds(BROADCAST, task, RATE, 100.0 / count) + count * chunk_s
+
+    found = best_num_chunks(task, RATE, chunk_s)
+    assert ends_s(found) <= 1.02 * min(map(ends_s, range(1, NUM_CHUNKS + 1)))
+    assert found > 1 or hosts == 1
 
 
 def test_unknown_strategies_are_refused():

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize as scipy_optimize  # pyright: ignore[reportMissingTypeStubs]
 
-from evaluation.transfers.host_tasks import HostTask
+from meshwise.resharding.cross_mesh.host_tasks import HostTask
 
 optimize: Any = scipy_optimize
 # Less than this part of all bytes is rounding.

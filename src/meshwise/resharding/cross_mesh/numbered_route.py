@@ -1,0 +1,159 @@
+"""Pieces that go from device to device as a route: values get numbers, and steps their phases."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from meshwise.resharding.route import Cut, Join, Move, Phase, Route
+from meshwise.resharding.tiles import Box, box_shape, num_elements, within
+
+
+class Hop(NamedTuple):
+    """A piece that goes from device to device.
+
+    Attributes:
+        box: The elements.
+        source: The device that has it, from the source or by an earlier hop.
+        destination: The device that gets it.
+    """
+
+    box: Box
+    source: int
+    destination: int
+
+
+class JoinedTile(NamedTuple):
+    """A tile that a device puts together, and what copies it.
+
+    Attributes:
+        box: The elements.
+        device: The device; what of the pieces no hop brings it holds.
+        pieces: What it consists of.
+        copies: Devices that copy it.
+    """
+
+    box: Box
+    device: int
+    pieces: tuple[Box, ...]
+    copies: tuple[int, ...]
+
+
+def numbered_route(
+    source: Mapping[int, Box], hops: Sequence[Hop], tiles: Sequence[JoinedTile]
+) -> Route:
+    """Return the route of hops and tiles.
+
+    A hop is in a phase after that of what it passes on, and in none before that of the hop before
+    it, so each process carries its hops out in their order.
+
+    Args:
+        source: The box that each device holds.
+        hops: What goes from device to device, in the order in which it begins.
+        tiles: What is put together of it.
+    """
+    return _Numbering(source).found(hops, tiles)
+
+
+class _Numbering:
+    """A route while it grows; lives only inside `numbered_route`."""
+
+    def __init__(self, source: Mapping[int, Box]) -> None:
+        self.source = source
+        self.count = itertools.count(len(source))
+        self.held = {device: n for n, device in enumerate(source)}
+        # For each piece on a device its number, and the phase that made it; -1: there at first.
+        self.at: dict[tuple[Box, int], int] = {}
+        self.made: dict[tuple[Box, int], int] = {}
+        self.moves: dict[int, list[Move]] = {}
+        self.joins: dict[int, list[Join]] = {}
+        self.shards: dict[int, int] = {}
+
+    def found(self, hops: Sequence[Hop], tiles: Sequence[JoinedTile]) -> Route:
+        cuts = self.cut(hops, tiles)
+        crossing, copied = self.move(hops)
+        copied += sum(self.join(tile) for tile in tiles)
+        last = max((0, *self.moves, *self.joins))
+        phases = [
+            Phase(
+                cuts if n == 0 else (),
+                tuple(self.moves.get(n, ())),
+                tuple(self.joins.get(n, ())),
+            )
+            for n in range(last + 1)
+        ]
+        return Route(
+            held=self.held,
+            phases=tuple(phase for phase in phases if any(phase)),
+            shards=self.shards,
+            crossing_elements=crossing,
+            copied_elements=copied,
+        )
+
+    def cut(self, hops: Sequence[Hop], tiles: Sequence[JoinedTile]) -> tuple[Cut, ...]:
+        """Cut what is passed on or joined and comes by no hop out of what devices hold."""
+        comes = {(hop.box, hop.destination) for hop in hops}
+        needed = [(hop.box, hop.source) for hop in hops]
+        needed += [(piece, tile.device) for tile in tiles for piece in tile.pieces]
+        wanted: dict[int, dict[Box, None]] = {}
+        for box, device in needed:
+            if (box, device) not in comes:
+                wanted.setdefault(device, {})[box] = None
+        cuts: list[Cut] = []
+        for device, boxes in wanted.items():
+            whole, value = self.source[device], self.held[device]
+            self.at[whole, device] = value
+            parts = [box for box in boxes if box != whole]
+            if parts:
+                results = tuple(next(self.count) for _ in parts)
+                places = tuple(within(box, whole) for box in parts)
+                cuts.append(Cut(device, value, places, results))
+                self.at.update(((box, device), n) for box, n in zip(parts, results, strict=True))
+        return tuple(cuts)
+
+    def move(self, hops: Sequence[Hop]) -> tuple[int, int]:
+        """Give hops their phases; return the elements of first hops, and of later ones."""
+        crossing = copied = latest = 0
+        for hop in hops:
+            came = self.made.get((hop.box, hop.source), -1)
+            latest = max(latest, came + 1)
+            if came < 0:
+                crossing += num_elements(hop.box)
+            else:
+                copied += num_elements(hop.box)
+            self.add_move(latest, self.at[hop.box, hop.source], hop)
+        return crossing, copied
+
+    def add_move(self, phase: int, value: int, hop: Hop) -> int:
+        """Add a move, and return the number of what it makes."""
+        made = next(self.count)
+        shape = box_shape(hop.box)
+        move = Move(value, hop.source, hop.destination, made, shape)
+        self.moves.setdefault(phase, []).append(move)
+        self.at[hop.box, hop.destination] = made
+        self.made[hop.box, hop.destination] = phase
+        return made
+
+    def join(self, tile: JoinedTile) -> int:
+        """Put a tile together once its pieces are there; return the elements of its copies."""
+        phase = max(self.made.get((piece, tile.device), -1) for piece in tile.pieces)
+        values = tuple(self.at[piece, tile.device] for piece in tile.pieces)
+        found = values[0]
+        if len(values) > 1:
+            found = next(self.count)
+            places = tuple(within(piece, tile.box) for piece in tile.pieces)
+            join = Join(tile.device, values, places, found)
+            self.joins.setdefault(max(phase, 0), []).append(join)
+        self.shards[tile.device] = found
+        # What joins make is there for the next phase only, what is there at first for all.
+        phase = max(phase, 0) + 1 if len(values) > 1 else phase + 1
+        copied = 0
+        for device in tile.copies:
+            if self.source.get(device) == tile.box:
+                self.shards[device] = self.held[device]
+            else:
+                hop = Hop(tile.box, tile.device, device)
+                self.shards[device] = self.add_move(phase, found, hop)
+                copied += num_elements(tile.box)
+        return copied
