@@ -7,6 +7,9 @@ together, and further copies are made from there (`resharding.route`).  Every st
 none waited for.  What is to be done for a shape and two shardings is found out once, and the small
 programs that cut and join are compiled once.
 
+A transfer may be told a strategy (`resharding.cross_mesh`), which says how it passes between hosts;
+by default each tile crosses once, to its home.
+
 In a job of several processes each carries out the steps of its own devices, and what passes between
 processes goes by a transport.
 """
@@ -26,8 +29,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
+from meshwise.resharding.cross_mesh.planned_route import planned_route
+from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.resharding.route import Move, Phase, Route, route_once
 from meshwise.resharding.tiles import Box
+from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
 from meshwise.runtime.placement import placed
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
@@ -77,16 +83,26 @@ class Copies:
     shared: tuple[int, ...]
 
 
+def process_of(device: Any) -> int:
+    """Return the number of the process of a device."""
+    return device.process_index
+
+
 class TileCopier:
     """Moves arrays; what it found out and compiled serves all later ones of the same kind."""
 
-    def __init__(self, transport: Transport | None = None) -> None:
+    def __init__(
+        self, transport: Transport | None = None, host_of: Callable[[Any], int] = process_of
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             transport: The way between processes; None: all devices are of this process.
+            host_of: Returns the number of a device's host, for strategies; by default the number of
+                its process.
         """
         self._transport = transport
+        self._host_of = host_of
         self._process = None if transport is None else transport.process
         self._count = itertools.count()
         self._copies: dict[tuple[Any, ...], Copies] = {}
@@ -99,6 +115,7 @@ class TileCopier:
         *,
         own_memory: bool = False,
         label: str | None = None,
+        sending: Sending | None = None,
     ) -> Array:
         """Return an array in a sharding.
 
@@ -112,6 +129,7 @@ class TileCopier:
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
+            sending: How it passes between hosts; None: each tile crosses once.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
@@ -125,11 +143,13 @@ class TileCopier:
         if value.sharding == sharding and not own_memory:
             return value
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            return self._put_keys(value, sharding, own_memory=own_memory, label=label)
+            return self._put_keys(
+                value, sharding, own_memory=own_memory, label=label, sending=sending
+            )
         if not value.size:
             # Nothing to move, and no reason to wait.
             return placed([np.zeros(value.shape, value.dtype)], [sharding])[0]
-        copies = self.copies(value, sharding)
+        copies = self.copies(value, sharding, sending)
         shards = (shard.data for shard in value.addressable_shards)
         values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
         for phase in copies.phases:
@@ -146,7 +166,13 @@ class TileCopier:
         return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
 
     def _put_keys(
-        self, value: Array, sharding: NamedSharding, *, own_memory: bool, label: str
+        self,
+        value: Array,
+        sharding: NamedSharding,
+        *,
+        own_memory: bool,
+        label: str,
+        sending: Sending | None,
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
@@ -160,7 +186,7 @@ class TileCopier:
             assert isinstance(value.sharding, NamedSharding)
             source = _of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
-        found = self.put(data, there, own_memory=own_memory, label=label)
+        found = self.put(data, there, own_memory=own_memory, label=label, sending=sending)
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
         return array_of(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding), [])
@@ -200,19 +226,26 @@ class TileCopier:
         for program, given, result in phase.joins:
             values[result] = program(*(values[n] for n in given))
 
-    def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+    def copies(
+        self, value: jax.Array, sharding: NamedSharding, sending: Sending | None = None
+    ) -> Copies:
         """Return what is done for an array.
+
+        Args:
+            value: The array.
+            sharding: Where it goes.
+            sending: How it passes between hosts; None: each tile crosses once.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        key = value.shape, value.dtype, value.sharding, sharding
+        key = value.shape, value.dtype, value.sharding, sharding, sending
         found = self._copies.get(key)
         if found is None:
-            found = self._copies[key] = self._found(value, sharding)
+            found = self._copies[key] = self._found(value, sharding, sending)
         return found
 
-    def _found(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+    def _found(self, value: jax.Array, sharding: NamedSharding, sending: Sending | None) -> Copies:
         is_here = value.is_fully_addressable and sharding.is_fully_addressable
         if self._transport is None and not is_here:
             raise TransportError(
@@ -220,20 +253,21 @@ class TileCopier:
                 "both must lie on devices of this process"
             )
         shape = tuple(value.shape)
-        source = _boxes(value.sharding, shape)
-        destination = _boxes(sharding, shape)
-        devices = tuple(dict.fromkeys((*source, *destination)))
+        boxes = _boxes(value.sharding, shape), _boxes(sharding, shape)
+        devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
-        route = route_once(
-            {number[d]: box for d, box in source.items()},
-            {number[d]: box for d, box in destination.items()},
-            [device.process_index for device in devices],
-        )
+        source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
+        size = value.dtype.itemsize
+        if sending is None:
+            route = route_once(source, destination, [process_of(device) for device in devices])
+        else:
+            hosts = [self._host_of(device) for device in devices]
+            route = planned_route(source, destination, hosts, size, sending)
+        verify_route(route, source, destination)
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
         held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
-        there = [number[d] for d in destination if number[d] in mine]
+        there = [n for n in destination if n in mine]
         shards = tuple(route.shards[n] for n in there)
-        size = value.dtype.itemsize
         return Copies(
             crossing_bytes=size * route.crossing_elements,
             copied_bytes=size * route.copied_elements,
