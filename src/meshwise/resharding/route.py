@@ -2,7 +2,8 @@
 
 Values are numbered: a tile, a piece of one, or a copy, each on one device.  A *phase* cuts pieces
 out of values, moves values between devices, and joins pieces to tiles; each phase takes what those
-before it made.  A device, or a process with some devices, carries out the steps that it is part of.
+before it made.  A device, or a process with some devices, carries out the steps that it is part of,
+without waiting: what has to come after something else on another device waits for a signal.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ class Cut(NamedTuple):
         value: The value.
         parts: The pieces, by their places in the value.
         results: For each piece its number.
+        after: Values of the device that must be there before.
     """
 
     device: int
     value: int
     parts: tuple[Box, ...]
     results: tuple[int, ...]
+    after: tuple[int, ...] = ()
 
 
 class Move(NamedTuple):
@@ -49,6 +52,24 @@ class Move(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Signal(NamedTuple):
+    """A device tells another one that a value is there: it sends the first element of it.
+
+    Attributes:
+        value: The value.
+        source: The device that has it.
+        destination: The device that is told.
+        result: The number of what it gets.
+        rank: How many dims the value has.
+    """
+
+    value: int
+    source: int
+    destination: int
+    result: int
+    rank: int
+
+
 class Join(NamedTuple):
     """Pieces are put together.
 
@@ -66,11 +87,12 @@ class Join(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """Cuts, then moves, then joins."""
+    """Cuts, then moves, then joins; signals are sent with the moves."""
 
     cuts: tuple[Cut, ...]
     moves: tuple[Move, ...]
     joins: tuple[Join, ...]
+    signals: tuple[Signal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from meshwise.errors import ProgramError
 from meshwise.resharding.route import Cut, Join, Move, Phase, Route
@@ -62,7 +62,7 @@ class _Verifier:
     def phase(self, phase: Phase) -> None:
         for cut in phase.cuts:
             self.cut(cut)
-        self.moves(phase.moves)
+        self.moves(phase)
         for join in phase.joins:
             self.join(join)
 
@@ -77,12 +77,17 @@ class _Verifier:
             )
             self.add(result, cut.device, box)
 
-    def moves(self, moves: Sequence[Move]) -> None:
-        boxes = [self.box_at(move.value, move.source, "sends") for move in moves]
-        for move, box in zip(moves, boxes, strict=True):
-            if move.source == move.destination or move.shape != box_shape(box):
-                raise ProgramError(f"{move} is of a value of shape {box_shape(box)}")
-            self.add(move.result, move.destination, box)
+    def moves(self, phase: Phase) -> None:
+        sent = [*phase.moves, *phase.signals]
+        boxes = [self.box_at(each.value, each.source, "sends") for each in sent]
+        for each, box in zip(sent, boxes, strict=True):
+            shape = box_shape(box)
+            fits = each.shape == shape if isinstance(each, Move) else each.rank == len(shape)
+            if each.source == each.destination or not fits:
+                raise ProgramError(f"{each} is of a value of shape {shape}")
+            is_whole = isinstance(each, Move)
+            found = box if is_whole else tuple((start, start + 1) for start, _ in box)
+            self.add(each.result, each.destination, found)
 
     def join(self, join: Join) -> None:
         boxes = [self.box_at(value, join.device, "joins") for value in join.values]

@@ -1,6 +1,6 @@
 """The strategies between devices: which piece of a part of a box goes from where to where.
 
-A part is sent by devices of one host.  The devices that need it are in groups, one for each host
+A part is sent by one device.  The devices that need it are in groups, one for each host
 that gets it.  Legs have *slots*: those of one slot go at the same time, and pass on what came in
 slots before.  `strategies` has the seconds of all that.
 
@@ -9,7 +9,7 @@ Source: AlpaComm section 3.1 (docs/facts.md section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from meshwise.resharding.cross_mesh.strategies import (
@@ -21,8 +21,6 @@ from meshwise.resharding.cross_mesh.strategies import (
 )
 from meshwise.resharding.tiles import Box, cut_box, num_elements
 
-# The device that sends a piece.
-Sender: TypeAlias = Callable[[Box], int]
 Groups: TypeAlias = Sequence[Sequence[int]]
 
 
@@ -42,9 +40,7 @@ class Leg(NamedTuple):
     slot: int
 
 
-def legs(
-    strategy: str, part: Box, groups: Groups, sender: Sender, num_chunks: int
-) -> tuple[Leg, ...]:
+def legs(strategy: str, part: Box, groups: Groups, sender: int, num_chunks: int) -> tuple[Leg, ...]:
     """Return how a part of a box gets to the devices that need it.
 
     Under a broadcast only the first device of each group gets it, and the others copy the tile from
@@ -54,7 +50,7 @@ def legs(
         strategy: One of `strategies.STRATEGIES`.
         part: The part of the box.
         groups: For each host that gets it, in order, the devices that need it.
-        sender: Chooses the device that sends a piece.
+        sender: The device that sends it.
         num_chunks: Chunks of a broadcast.
 
     Raises:
@@ -62,7 +58,7 @@ def legs(
     """
     if strategy == SEND_RECV:
         devices = [device for group in groups for device in group]
-        return tuple(Leg(part, sender(part), device, n) for n, device in enumerate(devices))
+        return tuple(Leg(part, sender, device, n) for n, device in enumerate(devices))
     if strategy == GATHERED:
         return _gathered_locally(part, groups, sender)
     if strategy == GLOBAL_GATHERED:
@@ -83,17 +79,17 @@ def equal_parts(box: Box, count: int) -> tuple[Box, ...]:
     return tuple(part for part in parts if num_elements(part))
 
 
-def _gathered_locally(part: Box, groups: Groups, sender: Sender) -> tuple[Leg, ...]:
+def _gathered_locally(part: Box, groups: Groups, sender: int) -> tuple[Leg, ...]:
     """Each device of a host is sent a piece, and they gather them."""
     found: list[Leg] = []
     for slot, group in enumerate(groups):
         pieces = equal_parts(part, len(group))
-        found += [Leg(p, sender(p), d, slot) for p, d in zip(pieces, group, strict=False)]
+        found += [Leg(p, sender, d, slot) for p, d in zip(pieces, group, strict=False)]
         found += _gathered_inside(group, {n: [p] for n, p in enumerate(pieces)}, slot + 1)
     return tuple(found)
 
 
-def _gathered_globally(part: Box, groups: Groups, sender: Sender) -> tuple[Leg, ...]:
+def _gathered_globally(part: Box, groups: Groups, sender: int) -> tuple[Leg, ...]:
     """Each device is sent another piece; they go around a ring of hosts, and are gathered there."""
     count = len(groups)
     # What is short has no share for some hosts.
@@ -104,7 +100,7 @@ def _gathered_globally(part: Box, groups: Groups, sender: Sender) -> tuple[Leg, 
     ]
     found: list[Leg] = []
     for group, pieces in zip(groups, shares, strict=True):
-        found += [Leg(p, sender(p), d, 0) for p, d in zip(pieces, group, strict=False)]
+        found += [Leg(p, sender, d, 0) for p, d in zip(pieces, group, strict=False)]
     # For each host the pieces that its devices have, by the place of the device in the group.
     at = [{n: [p] for n, p in enumerate(pieces)} for pieces in shares]
     for step in range(1, count):
@@ -132,11 +128,11 @@ def _gathered_inside(group: Sequence[int], pieces: dict[int, list[Box]], slot: i
     ]
 
 
-def _broadcast(part: Box, groups: Groups, sender: Sender, num_chunks: int) -> tuple[Leg, ...]:
+def _broadcast(part: Box, groups: Groups, sender: int, num_chunks: int) -> tuple[Leg, ...]:
     """Each chunk goes from host to host, while the next one comes behind."""
     found: list[Leg] = []
     for n, chunk in enumerate(equal_parts(part, num_chunks)):
-        source = sender(chunk)
+        source = sender
         for hop, group in enumerate(groups):
             found.append(Leg(chunk, source, group[0], n + hop))
             source = group[0]

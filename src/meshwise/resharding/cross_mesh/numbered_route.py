@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from meshwise.resharding.route import Cut, Join, Move, Phase, Route
+from meshwise.resharding.route import Cut, Join, Move, Phase, Route, Signal
 from meshwise.resharding.tiles import Box, box_shape, num_elements, within
 
 
@@ -17,11 +17,14 @@ class Hop(NamedTuple):
         box: The elements.
         source: The device that has it, from the source or by an earlier hop.
         destination: The device that gets it.
+        waits: Pieces with the devices to which they must have come before it leaves; only of what
+            comes by no earlier hop.
     """
 
     box: Box
     source: int
     destination: int
+    waits: tuple[tuple[Box, int], ...] = ()
 
 
 class JoinedTile(NamedTuple):
@@ -66,20 +69,23 @@ class _Numbering:
         # For each piece on a device its number, and the phase that made it; -1: there at first.
         self.at: dict[tuple[Box, int], int] = {}
         self.made: dict[tuple[Box, int], int] = {}
+        self.cuts: dict[int, list[Cut]] = {}
         self.moves: dict[int, list[Move]] = {}
+        self.signals: dict[int, list[Signal]] = {}
         self.joins: dict[int, list[Join]] = {}
         self.shards: dict[int, int] = {}
 
     def found(self, hops: Sequence[Hop], tiles: Sequence[JoinedTile]) -> Route:
-        cuts = self.cut(hops, tiles)
+        self.cut_free_pieces(hops, tiles)
         crossing, copied = self.move(hops)
         copied += sum(self.join(tile) for tile in tiles)
         last = max((0, *self.moves, *self.joins))
         phases = [
             Phase(
-                cuts if n == 0 else (),
+                tuple(self.cuts.get(n, ())),
                 tuple(self.moves.get(n, ())),
                 tuple(self.joins.get(n, ())),
+                tuple(self.signals.get(n, ())),
             )
             for n in range(last + 1)
         ]
@@ -91,31 +97,43 @@ class _Numbering:
             copied_elements=copied,
         )
 
-    def cut(self, hops: Sequence[Hop], tiles: Sequence[JoinedTile]) -> tuple[Cut, ...]:
-        """Cut what is passed on or joined and comes by no hop out of what devices hold."""
+    def cut_free_pieces(self, hops: Sequence[Hop], tiles: Sequence[JoinedTile]) -> None:
+        """Cut what comes by no hop and waits for nothing out of what devices hold."""
         comes = {(hop.box, hop.destination) for hop in hops}
-        needed = [(hop.box, hop.source) for hop in hops]
+        needed = [(hop.box, hop.source) for hop in hops if not hop.waits]
         needed += [(piece, tile.device) for tile in tiles for piece in tile.pieces]
         wanted: dict[int, dict[Box, None]] = {}
         for box, device in needed:
             if (box, device) not in comes:
                 wanted.setdefault(device, {})[box] = None
-        cuts: list[Cut] = []
         for device, boxes in wanted.items():
-            whole, value = self.source[device], self.held[device]
-            self.at[whole, device] = value
+            whole = self.source[device]
+            self.at[whole, device] = self.held[device]
             parts = [box for box in boxes if box != whole]
             if parts:
-                results = tuple(next(self.count) for _ in parts)
-                places = tuple(within(box, whole) for box in parts)
-                cuts.append(Cut(device, value, places, results))
-                self.at.update(((box, device), n) for box, n in zip(parts, results, strict=True))
-        return tuple(cuts)
+                self.cut(0, device, parts, ())
+
+    def cut(self, phase: int, device: int, parts: Sequence[Box], after: tuple[int, ...]) -> None:
+        """Cut parts out of what a device holds."""
+        results = tuple(next(self.count) for _ in parts)
+        places = tuple(within(box, self.source[device]) for box in parts)
+        cut = Cut(device, self.held[device], places, results, after)
+        self.cuts.setdefault(phase, []).append(cut)
+        self.at.update(((box, device), n) for box, n in zip(parts, results, strict=True))
 
     def move(self, hops: Sequence[Hop]) -> tuple[int, int]:
         """Give hops their phases; return the elements of first hops, and of later ones."""
         crossing = copied = latest = 0
+        waiting: dict[tuple[int, tuple[tuple[Box, int], ...]], dict[Box, None]] = {}
         for hop in hops:
+            if hop.waits:
+                waiting.setdefault((hop.source, hop.waits), {})[hop.box] = None
+        for hop in hops:
+            if parts := waiting.pop((hop.source, hop.waits), None):
+                latest = max(latest, *(1 + self.made[came] for came in hop.waits))
+                after = self.signal(latest, hop)
+                latest += 1
+                self.cut(latest, hop.source, list(parts), after)
             came = self.made.get((hop.box, hop.source), -1)
             latest = max(latest, came + 1)
             if came < 0:
@@ -124,6 +142,15 @@ class _Numbering:
                 copied += num_elements(hop.box)
             self.add_move(latest, self.at[hop.box, hop.source], hop)
         return crossing, copied
+
+    def signal(self, phase: int, hop: Hop) -> tuple[int, ...]:
+        """Tell the device of a hop that what it waits for has come; return what it gets."""
+        found = [
+            Signal(self.at[box, device], device, hop.source, next(self.count), len(box))
+            for box, device in hop.waits
+        ]
+        self.signals.setdefault(phase, []).extend(found)
+        return tuple(signal.result for signal in found)
 
     def add_move(self, phase: int, value: int, hop: Hop) -> int:
         """Add a move, and return the number of what it makes."""

@@ -1,10 +1,13 @@
 """The route of a tensor whose tiles are sent as a cross-mesh plan says.
 
 What passes between hosts does so as the plan says: the parts of boxes from their senders, in the
-order of the plan, by the legs of its strategy.  What a host has already, its devices copy inside
-the host.  Under a broadcast one device of each host, the *home* of a tile there, gets all of the
-tile, and the others of the host copy the tile from it; under the other strategies each device gets
-every piece of its tile.
+order of the plan, by the legs of its strategy.  Two of them that share a port of a host do not
+overlap: the second one leaves when a signal says that the first one has come.  Between the same two
+hosts no signal is needed, for there arrays come in the order in which they are offered.
+
+What a host has already, its devices copy inside the host.  Under a broadcast one device of each
+host, the *home* of a tile there, gets all of the tile, and the others of the host copy the tile
+from it; under the other strategies each device gets every piece of its tile.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import NamedTuple
 
 from meshwise.resharding.cross_mesh.cross_mesh_plan import CrossMeshPlan, Sent, cross_mesh_plan
 from meshwise.resharding.cross_mesh.host_tasks import HostTask, host_task
-from meshwise.resharding.cross_mesh.legs import legs
+from meshwise.resharding.cross_mesh.legs import Leg, legs
 from meshwise.resharding.cross_mesh.numbered_route import Hop, JoinedTile, numbered_route
 from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.resharding.cross_mesh.strategies import BROADCAST, best_num_chunks
@@ -64,6 +67,20 @@ def _plan(tasks: Sequence[HostTask], sending: Sending) -> CrossMeshPlan:
     return cross_mesh_plan(tasks, rate, sending.strategy, sending.algorithm, max(counts, default=1))
 
 
+# Ports of hosts.
+_IN, _OUT = "in", "out"
+
+
+class _Busy(NamedTuple):
+    """The last thing that a port carries so far: the piece and its device, and between which hosts.
+
+    When it has come, the port is free.
+    """
+
+    piece: tuple[Box, int]
+    way: tuple[int, int]
+
+
 class _TimedHop(NamedTuple):
     """A hop, and when it begins."""
 
@@ -84,6 +101,8 @@ class _PlannedRoute:
         self.source, self.hosts = source, hosts
         self.is_homed = strategy == BROADCAST
         self.hops: list[_TimedHop] = []
+        # For each port of a host what it carries last.
+        self.last: dict[tuple[str, int], _Busy] = {}
         # Elements that each device sends.
         self.sent: dict[int, int] = {}
         # For each device that puts its tile together the pieces of it.
@@ -144,13 +163,35 @@ class _PlannedRoute:
                 plan.strategy,
                 part,
                 [self.receivers(unit, host) for host in task.receivers],
-                lambda box, u=unit, host=transfer.sender: self.sender(u, host, box),
+                self.sender(unit, transfer.sender, part),
                 max(1, round(transfer.num_bytes / plan.chunk_bytes(transfer))),
             )
+            waits = self.waits(found, transfer.sender)
             slot_s = (transfer.end_s - transfer.start_s) / (1 + max(leg.slot for leg in found))
             for leg in found:
                 start_s = transfer.start_s + leg.slot * slot_s
-                self.add(start_s, Hop(leg.box, leg.source, leg.destination))
+                first = leg.source == found[0].source
+                hop = Hop(leg.box, leg.source, leg.destination, waits if first else ())
+                self.add(start_s, hop)
+
+    def waits(self, transfer: Sequence[Leg], sender: int) -> tuple[tuple[Box, int], ...]:
+        """Return what must have come before a transfer begins, and note what it keeps busy."""
+        found: dict[tuple[Box, int], None] = {}
+        last: dict[tuple[str, int], Leg] = {}
+        for leg in transfer:
+            way = self.hosts[leg.source], self.hosts[leg.destination]
+            if way[0] == way[1]:
+                continue
+            ports = [(_IN, way[1]), *([(_OUT, sender)] if way[0] == sender else [])]
+            for port in ports:
+                last[port] = leg
+                before = self.last.get(port)
+                if before is not None and before.way != way:
+                    found[before.piece] = None
+        for port, leg in last.items():
+            way = self.hosts[leg.source], self.hosts[leg.destination]
+            self.last[port] = _Busy((leg.box, leg.destination), way)
+        return tuple(found)
 
     def found(self) -> Route:
         """Return the route, its hops in the order in which they begin."""

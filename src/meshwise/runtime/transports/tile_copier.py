@@ -31,7 +31,7 @@ from jax.typing import ArrayLike
 from meshwise.errors import TransportError
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
-from meshwise.resharding.route import Move, Phase, Route, route_once
+from meshwise.resharding.route import Cut, Move, Phase, Route, Signal, route_once
 from meshwise.resharding.tiles import Box
 from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
@@ -47,14 +47,14 @@ class LocalPhase:
     """The part of a phase of a route that one process carries out.
 
     Attributes:
-        cuts: Programs that make pieces: the program, which value it takes, and which it makes.
+        cuts: Programs that make pieces: the program, which values it takes, and which it makes.
         moves: Values that move inside the process, where to, and the numbers of the copies.
-        passages: Values that come from other processes, or go to them.
+        passages: Values that come from other processes, or go to them; signals among them.
         joins: Programs that make tiles of pieces: the program, which values it takes, what it
             makes.
     """
 
-    cuts: tuple[tuple[Program, int, tuple[int, ...]], ...]
+    cuts: tuple[tuple[Program, tuple[int, ...], tuple[int, ...]], ...]
     moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
     passages: tuple[Move, ...]
     joins: tuple[tuple[Program, tuple[int, ...], int], ...]
@@ -201,7 +201,8 @@ class TileCopier:
     ) -> None:
         """Dispatch a phase."""
         for program, given, results in phase.cuts:
-            values.update(zip(results, program(values[given]), strict=True))
+            made = program(*(values[n] for n in given))
+            values.update(zip(results, made, strict=True))
         moved, places, results = phase.moves
         if moved:
             copies = jax.device_put([values[n] for n in moved], list(places))
@@ -286,29 +287,43 @@ class TileCopier:
 
     def _local(self, phase: Phase, mine: set[int], devices: Sequence[Any]) -> LocalPhase:
         """Return what this process does of a phase."""
-        inside = [m for m in phase.moves if m.source in mine and m.destination in mine]
+        cuts = [c for c in phase.cuts if c.device in mine]
+        moves = list(phase.moves)
+        for signal in phase.signals:
+            cut, move = _parts_of(signal)
+            moves.append(move)
+            if signal.source in mine:
+                cuts.append(cut)
+        inside = [m for m in moves if m.source in mine and m.destination in mine]
         return LocalPhase(
             cuts=tuple(
-                (self.cutter(c.parts), c.value, c.results) for c in phase.cuts if c.device in mine
+                (self.cutter(c.parts, len(c.after)), (c.value, *c.after), c.results) for c in cuts
             ),
             moves=(
                 tuple(m.value for m in inside),
                 tuple(devices[m.destination] for m in inside),
                 tuple(m.result for m in inside),
             ),
-            passages=tuple(m for m in phase.moves if (m.source in mine) != (m.destination in mine)),
+            passages=tuple(m for m in moves if (m.source in mine) != (m.destination in mine)),
             joins=tuple(
                 (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
         )
 
-    def cutter(self, parts: tuple[Box, ...]) -> Program:
-        """Return the program that takes parts, given by their places in its operand."""
+    def cutter(self, parts: tuple[Box, ...], num_signals: int = 0) -> Program:
+        """Return the program that takes parts, given by their places in its first operand.
 
-        def cut(tile: Array) -> list[Array]:
-            return [lax.slice(tile, *zip(*part, strict=True)) for part in parts]
+        Its other operands, so many, are signals: it runs when they are there.
+        """
 
-        return self._programs.setdefault(("cut", parts), jax.jit(cut))
+        def cut(tile: Array, *signals: Array) -> list[Array]:
+            if signals:
+                # A part that is all of the tile must not be the tile itself, which is there now.
+                tile, *_ = lax.optimization_barrier((tile, *signals))
+            return [lax.slice(tile, [a for a, _ in part], [b for _, b in part]) for part in parts]
+
+        key = "cut", parts, num_signals
+        return self._programs.setdefault(key, jax.jit(cut, keep_unused=True))
 
     def joiner(self, places: tuple[Box, ...]) -> Program:
         """Return the program that puts pieces together, given by their places in the result."""
@@ -317,6 +332,15 @@ class TileCopier:
             return _joined(list(zip(places, pieces, strict=True)))
 
         return self._programs.setdefault(("join", places), jax.jit(join))
+
+
+def _parts_of(signal: Signal) -> tuple[Cut, Move]:
+    """Return what a signal consists of; the element that is sent has a number of its own."""
+    shape = (1,) * signal.rank
+    element = -1 - signal.result
+    place = tuple((0, 1) for _ in shape)
+    cut = Cut(signal.source, signal.value, (place,), (element,))
+    return cut, Move(element, signal.source, signal.destination, signal.result, shape)
 
 
 def _joined(pieces: Sequence[tuple[Box, Array]]) -> Array:
