@@ -24,7 +24,7 @@ def dependent_flows(plan: CrossMeshPlan) -> list[DependentFlow]:
         first = len(found)
         leaving: list[int] = []
         coming: dict[int, list[int]] = {host: [] for host in task.receivers}
-        chunk_bytes = plan.chunk_bytes(transfer)
+        chunk_bytes = plan.chunk_bytes[transfer.task]
         for n, hop in enumerate(hops(plan.strategy, task, transfer.sender, chunk_bytes)):
             waits = [first + other for other in hop.waits]
             if hop.source == transfer.sender:

@@ -18,7 +18,7 @@ from meshwise.resharding.cross_mesh.strategies import (
     NUM_CHUNKS,
     SEND_RECV,
     STRATEGIES,
-    best_num_chunks,
+    best_chunk_bytes,
     seconds,
 )
 from meshwise.resharding.tiles import boxes, num_elements
@@ -117,15 +117,18 @@ def test_a_host_of_both_meshes_is_not_sent_what_it_has():
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize("chunk_s", [0.1, 1.0, 7.0])
-def test_the_number_of_chunks_is_the_best_one(hosts, chunk_s):
+def test_chunks_have_the_best_size(hosts, chunk_s):
     task = box(hosts, 2)
 
     def ends_s(count):
         return seconds(BROADCAST, task, RATE, 100.0 / count) + count * chunk_s
 
-    found = best_num_chunks(task, RATE, chunk_s)
-    assert ends_s(found) <= 1.02 * min(map(ends_s, range(1, NUM_CHUNKS + 1)))
-    assert found > 1 or hosts == 1
+    count = round(100.0 / best_chunk_bytes([task], RATE, chunk_s))
+    assert ends_s(count) <= 1.02 * min(map(ends_s, range(1, NUM_CHUNKS + 1)))
+    assert count > 1 or hosts == 1
+    # Boxes that follow each other on the same chain fill it once.
+    many = best_chunk_bytes([task] * 4, RATE, chunk_s)
+    assert hosts == 1 or many == pytest.approx(2 * best_chunk_bytes([task], RATE, chunk_s))
 
 
 def test_unknown_strategies_are_refused():

@@ -16,7 +16,7 @@ from meshwise.resharding.cross_mesh.division import Part, is_partition, open_sho
 from meshwise.resharding.cross_mesh.host_tasks import HostTask
 from meshwise.resharding.cross_mesh.ordering import Job, Timed, greedy, in_order, load_balanced
 from meshwise.resharding.cross_mesh.ordering import naive as in_given_order
-from meshwise.resharding.cross_mesh.strategies import BROADCAST, NUM_CHUNKS, seconds
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, NUM_CHUNKS, received_bytes, seconds
 
 NAIVE, BALANCED, DEPTH_FIRST, GREEDY = "naive", "load balance only", "depth first", "greedy"
 DIVIDED, WHOLE, BEST = "divided", "best of whole boxes", "best"
@@ -56,7 +56,7 @@ class CrossMeshPlan:
         strategy: How each is sent, one of `strategies.STRATEGIES`.
         algorithm: What found senders and order.
         transfers: In the order in which they start on each host.
-        num_chunks: Chunks of a box that is broadcast.
+        chunk_bytes: For each box the bytes of a chunk, if it is broadcast.
         makespan_s: When the last one ends.
         bound_s: What no plan is below: bytes through the busiest network card.
     """
@@ -65,13 +65,9 @@ class CrossMeshPlan:
     strategy: str
     algorithm: str
     transfers: tuple[Sent, ...]
-    num_chunks: int
+    chunk_bytes: tuple[float, ...]
     makespan_s: float
     bound_s: float
-
-    def chunk_bytes(self, transfer: Sent) -> float:
-        """Bytes of one chunk of a transfer that is broadcast."""
-        return self.tasks[transfer.task].num_bytes / self.num_chunks
 
 
 def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
@@ -84,16 +80,12 @@ def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
         tasks: The boxes.
         bytes_per_s: Of a network card, in each direction.
     """
-    return max(shares(tasks)[1], _most_received(tasks)) / bytes_per_s
+    return _most_bytes(tasks, shares(tasks)[1]) / bytes_per_s
 
 
-def _most_received(tasks: Sequence[HostTask]) -> float:
-    """Bytes that the busiest receiver gets."""
-    received: dict[int, float] = {}
-    for task in tasks:
-        for host in task.receivers:
-            received[host] = received.get(host, 0.0) + task.num_bytes
-    return max(received.values(), default=0.0)
+def _most_bytes(tasks: Sequence[HostTask], most_sent: float) -> float:
+    """Return the bytes of the busiest port."""
+    return max((most_sent, *received_bytes(tasks).values()))
 
 
 def cross_mesh_plan(
@@ -101,7 +93,7 @@ def cross_mesh_plan(
     bytes_per_s: float,
     strategy: str = BROADCAST,
     algorithm: str = BEST,
-    num_chunks: int = NUM_CHUNKS,
+    chunk_bytes: float | None = None,
 ) -> CrossMeshPlan:
     """Choose senders and order.
 
@@ -110,7 +102,7 @@ def cross_mesh_plan(
         bytes_per_s: Of a network card, in each direction.
         strategy: One of `strategies.STRATEGIES`.
         algorithm: One of `ALGORITHMS`; "best" never ends later than any other.
-        num_chunks: Chunks of a box that is broadcast.
+        chunk_bytes: Bytes of a chunk of a broadcast; by default a hundredth of each box.
 
     Raises:
         ClusterError: the bandwidth is not a finite number above 0.
@@ -118,7 +110,7 @@ def cross_mesh_plan(
     """
     if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
         raise ClusterError(f"a network card has a bandwidth of {bytes_per_s} bytes/s")
-    problem = _Problem(tuple(tasks), bytes_per_s, strategy, num_chunks)
+    problem = _Problem(tuple(tasks), bytes_per_s, strategy, chunk_bytes)
     found = min(problem.schedules(algorithm), key=lambda plan: plan.makespan_s, default=None)
     if found is None:
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -129,18 +121,26 @@ class _Problem:
     """Boxes with a strategy."""
 
     def __init__(
-        self, tasks: tuple[HostTask, ...], bytes_per_s: float, strategy: str, num_chunks: int
+        self,
+        tasks: tuple[HostTask, ...],
+        bytes_per_s: float,
+        strategy: str,
+        chunk_bytes: float | None,
     ) -> None:
-        self.tasks, self.strategy, self.num_chunks = tasks, strategy, num_chunks
+        self.tasks, self.strategy = tasks, strategy
         self.rate = bytes_per_s
-        self.jobs = [Job(self._seconds(t, t), t.senders, t.receivers) for t in tasks]
+        self.chunk_bytes = tuple(
+            task.num_bytes / NUM_CHUNKS if chunk_bytes is None else chunk_bytes for task in tasks
+        )
+        self.jobs = [
+            Job(seconds(strategy, task, bytes_per_s, chunk), task.senders, task.receivers)
+            for task, chunk in zip(tasks, self.chunk_bytes, strict=True)
+        ]
         self.parts, most_sent = shares(tasks)
-        self.bound_s = max(most_sent, _most_received(tasks)) / bytes_per_s
+        self.bound_s = (
+            max(most_sent, max(received_bytes(tasks).values(), default=0.0)) / bytes_per_s
+        )
         self.least_s = least_s(self.jobs)
-
-    def _seconds(self, part: HostTask, whole: HostTask) -> float:
-        chunk_bytes = whole.num_bytes / self.num_chunks
-        return seconds(self.strategy, part, self.rate, chunk_bytes)
 
     def schedules(self, algorithm: str) -> list[CrossMeshPlan]:
         """What an algorithm chooses from."""
@@ -204,7 +204,7 @@ class _Problem:
             strategy=self.strategy,
             algorithm=algorithm,
             transfers=tuple(transfers),
-            num_chunks=self.num_chunks,
+            chunk_bytes=self.chunk_bytes,
             makespan_s=max((t.end_s for t in transfers), default=0.0),
             bound_s=self.bound_s,
         )
@@ -224,7 +224,9 @@ class _Problem:
         found: list[Job] = []
         for part in parts:
             whole = self.tasks[part.task]
-            duration_s = self._seconds(whole._replace(num_bytes=part.num_bytes), whole)
+            task = whole._replace(num_bytes=part.num_bytes)
+            chunk_bytes = self.chunk_bytes[part.task]
+            duration_s = seconds(self.strategy, task, self.rate, chunk_bytes)
             found.append(Job(duration_s, (part.sender,), whole.receivers))
         return found
 

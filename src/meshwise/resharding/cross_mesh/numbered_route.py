@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from meshwise.resharding.route import Cut, Join, Move, Phase, Route, Signal
 from meshwise.resharding.tiles import Box, box_shape, num_elements, within
+
+# Pieces with the devices to which they come.
+Arrivals: TypeAlias = tuple[tuple[Box, int], ...]
 
 
 class Hop(NamedTuple):
@@ -24,7 +27,7 @@ class Hop(NamedTuple):
     box: Box
     source: int
     destination: int
-    waits: tuple[tuple[Box, int], ...] = ()
+    waits: Arrivals = ()
 
 
 class JoinedTile(NamedTuple):
@@ -111,20 +114,24 @@ class _Numbering:
             self.at[whole, device] = self.held[device]
             parts = [box for box in boxes if box != whole]
             if parts:
-                self.cut(0, device, parts, ())
+                self.at.update(self.cut(0, device, parts))
 
-    def cut(self, phase: int, device: int, parts: Sequence[Box], after: tuple[int, ...]) -> None:
-        """Cut parts out of what a device holds."""
+    def cut(
+        self, phase: int, device: int, parts: Sequence[Box], after: tuple[int, ...] = ()
+    ) -> dict[tuple[Box, int], int]:
+        """Cut parts out of what a device holds; return their numbers."""
         results = tuple(next(self.count) for _ in parts)
         places = tuple(within(box, self.source[device]) for box in parts)
         cut = Cut(device, self.held[device], places, results, after)
         self.cuts.setdefault(phase, []).append(cut)
-        self.at.update(((box, device), n) for box, n in zip(parts, results, strict=True))
+        return {(box, device): n for box, n in zip(parts, results, strict=True)}
 
     def move(self, hops: Sequence[Hop]) -> tuple[int, int]:
         """Give hops their phases; return the elements of first hops, and of later ones."""
         crossing = copied = latest = 0
-        waiting: dict[tuple[int, tuple[tuple[Box, int], ...]], dict[Box, None]] = {}
+        # What is cut out later than at first: what a device holds may be sent more than once.
+        late: dict[tuple[Box, int], int] = {}
+        waiting: dict[tuple[int, Arrivals], dict[Box, None]] = {}
         for hop in hops:
             if hop.waits:
                 waiting.setdefault((hop.source, hop.waits), {})[hop.box] = None
@@ -133,14 +140,15 @@ class _Numbering:
                 latest = max(latest, *(1 + self.made[came] for came in hop.waits))
                 after = self.signal(latest, hop)
                 latest += 1
-                self.cut(latest, hop.source, list(parts), after)
+                late.update(self.cut(latest, hop.source, list(parts), after))
             came = self.made.get((hop.box, hop.source), -1)
             latest = max(latest, came + 1)
             if came < 0:
                 crossing += num_elements(hop.box)
             else:
                 copied += num_elements(hop.box)
-            self.add_move(latest, self.at[hop.box, hop.source], hop)
+            values = late if hop.waits else self.at
+            self.add_move(latest, values[hop.box, hop.source], hop)
         return crossing, copied
 
     def signal(self, phase: int, hop: Hop) -> tuple[int, ...]:

@@ -18,9 +18,14 @@ from typing import NamedTuple
 from meshwise.resharding.cross_mesh.cross_mesh_plan import CrossMeshPlan, Sent, cross_mesh_plan
 from meshwise.resharding.cross_mesh.host_tasks import HostTask, host_task
 from meshwise.resharding.cross_mesh.legs import Leg, legs
-from meshwise.resharding.cross_mesh.numbered_route import Hop, JoinedTile, numbered_route
+from meshwise.resharding.cross_mesh.numbered_route import (
+    Arrivals,
+    Hop,
+    JoinedTile,
+    numbered_route,
+)
 from meshwise.resharding.cross_mesh.sending import Sending
-from meshwise.resharding.cross_mesh.strategies import BROADCAST, best_num_chunks
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, best_chunk_bytes
 from meshwise.resharding.cross_mesh.unit_tasks import UnitTask, unit_tasks
 from meshwise.resharding.route import Route, route_once
 from meshwise.resharding.tiles import Box, cut_box, holders, num_elements, overlap
@@ -63,8 +68,8 @@ def planned_route(
 
 def _plan(tasks: Sequence[HostTask], sending: Sending) -> CrossMeshPlan:
     rate = sending.bytes_per_s
-    counts = [best_num_chunks(task, rate, sending.chunk_s) for task in tasks if rate > 0]
-    return cross_mesh_plan(tasks, rate, sending.strategy, sending.algorithm, max(counts, default=1))
+    chunk_bytes = best_chunk_bytes(tasks, rate, sending.chunk_s) if tasks and rate > 0 else None
+    return cross_mesh_plan(tasks, rate, sending.strategy, sending.algorithm, chunk_bytes)
 
 
 # Ports of hosts.
@@ -164,7 +169,7 @@ class _PlannedRoute:
                 part,
                 [self.receivers(unit, host) for host in task.receivers],
                 self.sender(unit, transfer.sender, part),
-                max(1, round(transfer.num_bytes / plan.chunk_bytes(transfer))),
+                max(1, round(transfer.num_bytes / plan.chunk_bytes[transfer.task])),
             )
             waits = self.waits(found, transfer.sender)
             slot_s = (transfer.end_s - transfer.start_s) / (1 + max(leg.slot for leg in found))
@@ -174,7 +179,7 @@ class _PlannedRoute:
                 hop = Hop(leg.box, leg.source, leg.destination, waits if first else ())
                 self.add(start_s, hop)
 
-    def waits(self, transfer: Sequence[Leg], sender: int) -> tuple[tuple[Box, int], ...]:
+    def waits(self, transfer: Sequence[Leg], sender: int) -> Arrivals:
         """Return what must have come before a transfer begins, and note what it keeps busy."""
         found: dict[tuple[Box, int], None] = {}
         last: dict[tuple[str, int], Leg] = {}

@@ -14,7 +14,7 @@ Source: AlpaComm section 3.1 (docs/facts.md section 3).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from meshwise.resharding.cross_mesh.host_tasks import HostTask
@@ -63,15 +63,31 @@ def seconds(
             raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
 
 
-def best_num_chunks(task: HostTask, bytes_per_s: float, chunk_s: float) -> int:
-    """Return the number of chunks with which a broadcast of a box ends first.
+def best_chunk_bytes(tasks: Sequence[HostTask], bytes_per_s: float, chunk_s: float) -> float:
+    """Return the bytes of a chunk with which broadcasts of boxes, one after another, end first.
 
-    `t + (A - 1) t / K + K chunk_s` is least at `K = sqrt((A - 1) t / chunk_s)`.
+    With t the seconds of all that the busiest host receives, `t + (A - 1) t / K + K chunk_s` is
+    least at `K = sqrt((A - 1) t / chunk_s)` chunks in all.
 
     Args:
-        task: The box.
+        tasks: The boxes, at least one.
         bytes_per_s: Rate of a network card, in each direction.
         chunk_s: What a chunk takes beside its bytes.
     """
-    fill_s = (len(task.receivers) - 1) * task.num_bytes / bytes_per_s
-    return min(max(1, round(math.sqrt(fill_s / chunk_s))), NUM_CHUNKS)
+    num_hosts = max(len(task.receivers) for task in tasks)
+    num_bytes = max(received_bytes(tasks).values())
+    fill_s = (num_hosts - 1) * num_bytes / bytes_per_s
+    return num_bytes / max(1.0, math.sqrt(fill_s / chunk_s))
+
+
+def received_bytes(tasks: Sequence[HostTask]) -> dict[int, float]:
+    """Return the bytes that each host receives if it gets every box once.
+
+    Args:
+        tasks: The boxes.
+    """
+    found: dict[int, float] = {}
+    for task in tasks:
+        for host in task.receivers:
+            found[host] = found.get(host, 0.0) + task.num_bytes
+    return found
