@@ -68,10 +68,12 @@ def run_case(case: Case) -> CaseResult:
         num_boxes=len(tasks),
         bound_s=plans[BROADCAST].bound_s,
         planned_s={name: plan.makespan_s for name, plan in plans.items()},
-        simulated_s={name: simulated(plan, hosts).makespan_s for name, plan in plans.items()},
+        simulated_s={name: simulated(case, plan, hosts).makespan_s for name, plan in plans.items()},
         gathered_s={
             name: min(
-                simulated(cross_mesh_plan(tasks, NIC_BYTES_PER_S, way, name), hosts).makespan_s
+                simulated(
+                    case, cross_mesh_plan(tasks, NIC_BYTES_PER_S, way, name), hosts
+                ).makespan_s
                 for way in (GATHERED, GLOBAL_GATHERED)
             )
             for name in (NAIVE, BALANCED)

@@ -1,4 +1,4 @@
 """What the evaluations add to `resharding/cross_mesh`: Alpa's ways to send, and flows that wait.
 
-`hops` says what moves from host to host under a strategy; `dependent_flows` simulates it.
+`route_flows` says what of a route moves between hosts; `dependent_flows` simulates it.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.routes import carried_out, elements_between, part, placements
-from meshwise.resharding.cross_mesh.host_tasks import host_task, hosted_mesh
+from meshwise.resharding.cross_mesh.host_tasks import host_task
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.resharding.cross_mesh.strategies import (
@@ -23,7 +24,7 @@ from meshwise.resharding.cross_mesh.strategies import (
 )
 from meshwise.resharding.cross_mesh.unit_tasks import unit_tasks
 from meshwise.resharding.route import route_once
-from meshwise.resharding.tiles import boxes, num_elements
+from meshwise.resharding.tiles import num_elements
 from meshwise.resharding.verify_route import verify_route
 
 RATE = 1e3
@@ -69,20 +70,12 @@ def test_every_device_gets_its_tile_and_hosts_what_closed_forms_say(case, strate
     assert_sends(strategy, whole, source, destination, hosts, chunk_s=chunk_s)
 
 
-def sides(case, shape):
-    source = boxes(shape, case.before, case.source)
-    destination = boxes(shape, case.after, case.destination)
-    meshes = hosted_mesh(*case.source), hosted_mesh(*case.destination, first_host=case.source[0])
-    hosts = [*meshes[0].hosts, *meshes[1].hosts]
-    return dict(enumerate(source)), dict(enumerate(destination, len(source))), hosts
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_published_cases(case, strategy):
     shape = (48, 16, 20) if case.name == "6" else (16, 16, 8)
     whole = np.arange(np.prod(shape)).reshape(shape)
-    assert_sends(strategy, whole, *sides(case, shape), chunk_s=1e-3)
+    assert_sends(strategy, whole, *replace(case, shape=shape).placements(), chunk_s=1e-3)
 
 
 def test_chunks_of_a_broadcast_go_on_while_the_next_ones_come():
@@ -150,5 +143,5 @@ def test_each_tile_once_is_a_route_too(case):
 
 def test_plans_do_not_depend_on_the_process_that_makes_them():
     case = CASES[5]
-    args = (*sides(case, case.shape), 4, Sending(bytes_per_s=RATE * 1e6))
+    args = (*case.placements(), 4, Sending(bytes_per_s=RATE * 1e6))
     assert planned_route(*args) == planned_route(*args)

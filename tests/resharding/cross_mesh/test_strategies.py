@@ -1,23 +1,19 @@
-"""Ways to send a box: the closed forms, and hop by hop what each host has."""
+"""Ways to send a box: the closed forms, and boxes as hosts see them."""
 
 from __future__ import annotations
 
-from collections import Counter
-
-import numpy as np
 import pytest
 from evaluation.alpacomm.cases import random_case
-from evaluation.transfers.hops import hops
 
 from meshwise.graph.layout import parse_layout
 from meshwise.resharding.cross_mesh.host_tasks import HostedMesh, HostTask, host_tasks, hosted_mesh
+from meshwise.resharding.cross_mesh.legs import legs
 from meshwise.resharding.cross_mesh.strategies import (
     BROADCAST,
     GATHERED,
     GLOBAL_GATHERED,
     NUM_CHUNKS,
     SEND_RECV,
-    STRATEGIES,
     best_chunk_bytes,
     seconds,
 )
@@ -41,57 +37,6 @@ def test_closed_forms(hosts, devices):
     assert seconds(GLOBAL_GATHERED, task, RATE) == pytest.approx(T + T * (hosts - 1) / hosts)
     assert seconds(BROADCAST, task, RATE) == pytest.approx(T + (hosts - 1) * T / NUM_CHUNKS)
     assert seconds(BROADCAST, task, RATE, 50.0) == pytest.approx(T + (hosts - 1) * T / 2)
-
-
-def carried_out(values, task, steps):
-    """What each host has after all hops, hops only passing on what came in hops they wait for."""
-    at = {n: {} for n in range(-1, len(steps))}
-    for n, hop in enumerate(steps):
-        known = {}
-        if hop.source == task.senders[0]:
-            whole = values
-        else:
-            before = [n]
-            for m in before:
-                before += [w for w in steps[m].waits if w not in before]
-            for m in before[1:]:
-                if steps[m].destination == hop.source:
-                    known |= at[m]
-            whole = None
-        index, count = hop.part
-        if hop.source == hop.destination:
-            at[n] = {}
-        elif whole is None:
-            at[n] = {hop.part: known[hop.part]}
-        else:
-            at[n] = {hop.part: np.array_split(whole, count)[index]}
-    found = {}
-    for host in task.receivers:
-        parts = {}
-        for n, hop in enumerate(steps):
-            if hop.destination == host:
-                parts |= at[n]
-        found[host] = np.concatenate([parts[part] for part in sorted(parts)])
-        assert {count for _, count in parts} == {len(parts)}
-    return found
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
-@pytest.mark.parametrize("devices", [1, 3])
-def test_every_host_gets_every_value(strategy, hosts, devices):
-    task = box(hosts, devices)
-    values = np.arange(101)
-    steps = hops(strategy, task, 0, 100 / 7)
-    assert all(w < n for n, hop in enumerate(steps) for w in hop.waits)
-    for found in carried_out(values, task, steps).values():
-        assert np.array_equal(found, values)
-    came = Counter()
-    for hop in steps:
-        if hop.source != hop.destination:
-            came[hop.destination] += hop.num_bytes
-    copies = devices if strategy == SEND_RECV else 1
-    assert came == pytest.approx(dict.fromkeys(task.receivers, copies * 100.0))
 
 
 @pytest.mark.parametrize("number", range(40))
@@ -132,6 +77,9 @@ def test_chunks_have_the_best_size(hosts, chunk_s):
 
 
 def test_unknown_strategies_are_refused():
-    for function in (lambda: seconds("pigeon", box(1, 1), 1.0), lambda: hops("", box(1, 1), 0)):
+    for function in (
+        lambda: seconds("pigeon", box(1, 1), 1.0),
+        lambda: legs("", ((0, 1),), [[1]], 0, 1),
+    ):
         with pytest.raises(ValueError, match=r"no strategy .*; there are send/recv, local all-g"):
             function()

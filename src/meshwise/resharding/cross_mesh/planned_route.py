@@ -57,12 +57,29 @@ def planned_route(
         return route_once(source, destination, hosts)
     units = unit_tasks(source, destination)
     tasks = [host_task(unit, hosts, itemsize) for unit in units]
-    crossing = [(u, t) for u, t in zip(units, tasks, strict=True) if t is not None]
-    plan = _plan([task for _, task in crossing], sending)
+    plan = _plan([task for task in tasks if task is not None], sending)
+    return route_of_plan(source, destination, hosts, plan)
+
+
+def route_of_plan(
+    source: Mapping[int, Box],
+    destination: Mapping[int, Box],
+    hosts: Sequence[int],
+    plan: CrossMeshPlan,
+) -> Route:
+    """Return the route that carries out a plan.
+
+    Args:
+        source: The box that each device holds; together they are the whole tensor.
+        destination: The box that each device needs.
+        hosts: For each device the number of its host.
+        plan: The plan; its tasks are those of the unit tasks that pass between hosts, in order.
+    """
+    units = unit_tasks(source, destination)
     route = _PlannedRoute(source, destination, hosts, plan.strategy)
     for unit in units:
         route.send_inside(unit)
-    route.send([unit for unit, _ in crossing], plan)
+    route.send([unit for unit in units if host_task(unit, hosts, 1) is not None], plan)
     return route.found()
 
 
