@@ -43,8 +43,7 @@ class Leg(NamedTuple):
 def legs(strategy: str, part: Box, groups: Groups, sender: int, num_chunks: int) -> tuple[Leg, ...]:
     """Return how a part of a box gets to the devices that need it.
 
-    Under a broadcast only the first device of each group gets it, and the others copy the tile from
-    that one.
+    Under a broadcast the first device of each group gets it, and sends it on.
 
     Args:
         strategy: One of `strategies.STRATEGIES`.
@@ -129,11 +128,12 @@ def _gathered_inside(group: Sequence[int], pieces: dict[int, list[Box]], slot: i
 
 
 def _broadcast(part: Box, groups: Groups, sender: int, num_chunks: int) -> tuple[Leg, ...]:
-    """Each chunk goes from host to host, while the next one comes behind."""
+    """Each chunk goes from host to host, and to all devices there, while the next comes behind."""
     found: list[Leg] = []
     for n, chunk in enumerate(equal_parts(part, num_chunks)):
         source = sender
         for hop, group in enumerate(groups):
             found.append(Leg(chunk, source, group[0], n + hop))
             source = group[0]
+            found += [Leg(chunk, source, device, n + hop + 1) for device in group[1:]]
     return tuple(found)

@@ -31,19 +31,17 @@ class Hop(NamedTuple):
 
 
 class JoinedTile(NamedTuple):
-    """A tile that a device puts together, and what copies it.
+    """A tile that a device puts together.
 
     Attributes:
         box: The elements.
         device: The device; what of the pieces no hop brings it holds.
         pieces: What it consists of.
-        copies: Devices that copy it.
     """
 
     box: Box
     device: int
     pieces: tuple[Box, ...]
-    copies: tuple[int, ...]
 
 
 def numbered_route(
@@ -81,7 +79,8 @@ class _Numbering:
     def found(self, hops: Sequence[Hop], tiles: Sequence[JoinedTile]) -> Route:
         self.cut_free_pieces(hops, tiles)
         crossing, copied = self.move(hops)
-        copied += sum(self.join(tile) for tile in tiles)
+        for tile in tiles:
+            self.join(tile)
         last = max((0, *self.moves, *self.joins))
         phases = [
             Phase(
@@ -147,8 +146,12 @@ class _Numbering:
                 crossing += num_elements(hop.box)
             else:
                 copied += num_elements(hop.box)
-            values = late if hop.waits else self.at
-            self.add_move(latest, values[hop.box, hop.source], hop)
+            value = (late if hop.waits else self.at)[hop.box, hop.source]
+            made = next(self.count)
+            move = Move(value, hop.source, hop.destination, made, box_shape(hop.box))
+            self.moves.setdefault(latest, []).append(move)
+            self.at[hop.box, hop.destination] = made
+            self.made[hop.box, hop.destination] = latest
         return crossing, copied
 
     def signal(self, phase: int, hop: Hop) -> tuple[int, ...]:
@@ -160,35 +163,13 @@ class _Numbering:
         self.signals.setdefault(phase, []).extend(found)
         return tuple(signal.result for signal in found)
 
-    def add_move(self, phase: int, value: int, hop: Hop) -> int:
-        """Add a move, and return the number of what it makes."""
-        made = next(self.count)
-        shape = box_shape(hop.box)
-        move = Move(value, hop.source, hop.destination, made, shape)
-        self.moves.setdefault(phase, []).append(move)
-        self.at[hop.box, hop.destination] = made
-        self.made[hop.box, hop.destination] = phase
-        return made
-
-    def join(self, tile: JoinedTile) -> int:
-        """Put a tile together once its pieces are there; return the elements of its copies."""
-        phase = max(self.made.get((piece, tile.device), -1) for piece in tile.pieces)
+    def join(self, tile: JoinedTile) -> None:
+        """Put a tile together as soon as its pieces are there."""
         values = tuple(self.at[piece, tile.device] for piece in tile.pieces)
-        found = values[0]
+        self.shards[tile.device] = values[0]
         if len(values) > 1:
-            found = next(self.count)
+            last = max(self.made.get((piece, tile.device), 0) for piece in tile.pieces)
             places = tuple(within(piece, tile.box) for piece in tile.pieces)
-            join = Join(tile.device, values, places, found)
-            self.joins.setdefault(max(phase, 0), []).append(join)
-        self.shards[tile.device] = found
-        # What joins make is there for the next phase only, what is there at first for all.
-        phase = max(phase, 0) + 1 if len(values) > 1 else phase + 1
-        copied = 0
-        for device in tile.copies:
-            if self.source.get(device) == tile.box:
-                self.shards[device] = self.held[device]
-            else:
-                hop = Hop(tile.box, tile.device, device)
-                self.shards[device] = self.add_move(phase, found, hop)
-                copied += num_elements(tile.box)
-        return copied
+            join = Join(tile.device, values, places, next(self.count))
+            self.joins.setdefault(last, []).append(join)
+            self.shards[tile.device] = join.result

@@ -5,9 +5,8 @@ order of the plan, by the legs of its strategy.  Two of them that share a port o
 overlap: the second one leaves when a signal says that the first one has come.  Between the same two
 hosts no signal is needed, for there arrays come in the order in which they are offered.
 
-What a host has already, its devices copy inside the host.  Under a broadcast one device of each
-host, the *home* of a tile there, gets all of the tile, and the others of the host copy the tile
-from it; under the other strategies each device gets every piece of its tile.
+What a host has already, its devices copy inside the host.  Every device gets all pieces of its
+tile, and puts them together.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from meshwise.resharding.cross_mesh.numbered_route import (
     numbered_route,
 )
 from meshwise.resharding.cross_mesh.sending import Sending
-from meshwise.resharding.cross_mesh.strategies import BROADCAST, best_chunk_bytes
+from meshwise.resharding.cross_mesh.strategies import best_chunk_bytes
 from meshwise.resharding.cross_mesh.unit_tasks import UnitTask, unit_tasks
 from meshwise.resharding.route import Route, route_once
 from meshwise.resharding.tiles import Box, cut_box, holders, num_elements, overlap
@@ -76,7 +75,7 @@ def route_of_plan(
         plan: The plan; its tasks are those of the unit tasks that pass between hosts, in order.
     """
     units = unit_tasks(source, destination)
-    route = _PlannedRoute(source, destination, hosts, plan.strategy)
+    route = _PlannedRoute(source, destination, hosts)
     for unit in units:
         route.send_inside(unit)
     route.send([unit for unit in units if host_task(unit, hosts, 1) is not None], plan)
@@ -118,20 +117,18 @@ class _PlannedRoute:
         source: Mapping[int, Box],
         destination: Mapping[int, Box],
         hosts: Sequence[int],
-        strategy: str,
     ) -> None:
         self.source, self.hosts = source, hosts
-        self.is_homed = strategy == BROADCAST
         self.hops: list[_TimedHop] = []
         # For each port of a host what it carries last.
         self.last: dict[tuple[str, int], _Busy] = {}
         # Elements that each device sends.
         self.sent: dict[int, int] = {}
-        # For each device that puts its tile together the pieces of it.
+        # For each device the pieces of its tile.
         self.pieces: dict[int, list[Box]] = {}
         # A tile is told by all devices that need it.
         self.tiles = {devices: tile for tile, devices in holders(destination).items()}
-        # For each tile and host the devices that need it, its home first.
+        # For each tile and host the devices that need it, first the one that lacks least of it.
         self.groups: dict[tuple[Box, int], list[int]] = {}
         for devices, tile in self.tiles.items():
             for device in devices:
@@ -146,8 +143,7 @@ class _PlannedRoute:
 
     def receivers(self, unit: UnitTask, host: int) -> list[int]:
         """Return the devices of a host that get a box for themselves."""
-        group = self.groups.get((self.tiles[unit.receivers], host), [])
-        return group[:1] if self.is_homed else group
+        return self.groups.get((self.tiles[unit.receivers], host), [])
 
     def sender(self, unit: UnitTask, host: int, box: Box) -> int:
         """Return the device of a host that sends a piece: the one that has sent least."""
@@ -218,11 +214,9 @@ class _PlannedRoute:
     def found(self) -> Route:
         """Return the route, its hops in the order in which they begin."""
         tiles = [
-            JoinedTile(tile, device, tuple(sorted(self.pieces[device])), copies)
-            for (tile, _), group in self.groups.items()
-            for device, copies in (
-                [(group[0], tuple(group[1:]))] if self.is_homed else [(d, ()) for d in group]
-            )
+            JoinedTile(tile, device, tuple(sorted(self.pieces[device])))
+            for devices, tile in self.tiles.items()
+            for device in devices
         ]
         hops = [timed.hop for timed in sorted(self.hops, key=lambda timed: timed.start_s)]
         return numbered_route(self.source, hops, tiles)

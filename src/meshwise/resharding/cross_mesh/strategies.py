@@ -31,6 +31,9 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
 )
 # Source: AlpaComm section 3.1 has about 100.
 NUM_CHUNKS = 100
+# What a chunk takes from device to device of a host, as a part of what it takes between hosts.
+# Assumed: NVLink beside network cards, copies in memory beside a link of 0.4 Gb/s.
+INSIDE_PART = 1 / 32
 
 
 def seconds(
@@ -66,8 +69,9 @@ def seconds(
 def best_chunk_bytes(tasks: Sequence[HostTask], bytes_per_s: float, chunk_s: float) -> float:
     """Return the bytes of a chunk with which broadcasts of boxes, one after another, end first.
 
-    With t the seconds of all that the busiest host receives, `t + (A - 1) t / K + K chunk_s` is
-    least at `K = sqrt((A - 1) t / chunk_s)` chunks in all.
+    With t the seconds of all that the busiest host receives, and a the part of a chunk's seconds
+    that it takes inside the last host, `t + (A - 1 + a) t / K + K chunk_s` is least at
+    `K = sqrt((A - 1 + a) t / chunk_s)` chunks in all.
 
     Args:
         tasks: The boxes, at least one.
@@ -76,7 +80,7 @@ def best_chunk_bytes(tasks: Sequence[HostTask], bytes_per_s: float, chunk_s: flo
     """
     num_hosts = max(len(task.receivers) for task in tasks)
     num_bytes = max(received_bytes(tasks).values())
-    fill_s = (num_hosts - 1) * num_bytes / bytes_per_s
+    fill_s = (num_hosts - 1 + INSIDE_PART) * num_bytes / bytes_per_s
     return num_bytes / max(1.0, math.sqrt(fill_s / chunk_s))
 
 
