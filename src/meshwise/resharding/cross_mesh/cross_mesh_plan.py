@@ -71,7 +71,7 @@ class CrossMeshPlan:
 
 
 def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
-    """Bytes through the busiest network card.
+    """Return the seconds of the busiest network card.
 
     Every host receives once what it needs; each box is sent once, by one of those that have it, who
     share the work as well as can be.
@@ -143,7 +143,7 @@ class _Problem:
         self.least_s = least_s(self.jobs)
 
     def schedules(self, algorithm: str) -> list[CrossMeshPlan]:
-        """What an algorithm chooses from."""
+        """Return what an algorithm chooses from."""
         match algorithm:
             case "naive":
                 return [self._whole(algorithm, in_given_order(self.jobs))]
@@ -167,7 +167,7 @@ class _Problem:
                 return []
 
     def _quick(self) -> list[CrossMeshPlan]:
-        """Plans of whole boxes without a search."""
+        """Return plans of whole boxes without a search."""
         found: list[CrossMeshPlan] = []
         for algorithm in (NAIVE, BALANCED, GREEDY):
             found += self.schedules(algorithm)
@@ -176,7 +176,7 @@ class _Problem:
         return found
 
     def _searched(self, known: list[CrossMeshPlan]) -> list[CrossMeshPlan]:
-        """And one of a search, where whole boxes could be better than what is known."""
+        """Add one of a search, where whole boxes could be better than what is known."""
         if _least(known).makespan_s <= self.least_s * _SAME:
             return known
         whole = _least([plan for plan in known if plan.algorithm != DIVIDED])
@@ -191,7 +191,7 @@ class _Problem:
     def _plan(
         self, algorithm: str, parts: Sequence[Part], schedule: Sequence[Timed]
     ) -> CrossMeshPlan:
-        """The plan of a schedule whose jobs are parts of boxes."""
+        """Return the plan of a schedule whose jobs are parts of boxes."""
         transfers: list[Sent] = []
         done: dict[int, float] = {}
         for timed in schedule:
@@ -236,6 +236,6 @@ def _least(plans: Sequence[CrossMeshPlan]) -> CrossMeshPlan:
 
 
 def _cut(part: Part, most: float) -> list[Part]:
-    """Equal parts of no more than so many bytes."""
+    """Return equal parts of no more than so many bytes."""
     count = max(1, math.ceil(part.num_bytes / most))
     return [part._replace(num_bytes=part.num_bytes / count)] * count

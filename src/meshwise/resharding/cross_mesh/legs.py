@@ -1,7 +1,7 @@
 """The strategies between devices: which piece of a part of a box goes from where to where.
 
-A part is sent by one device.  The devices that need it are in groups, one for each host
-that gets it.  Legs have *slots*: those of one slot go at the same time, and pass on what came in
+A part is sent by one device.  The devices that need it are in groups, one for each host that gets
+it.  Legs have *slots*: those of one slot go at the same time, and pass on what came in
 slots before.  `strategies` has the seconds of all that.
 
 Source: AlpaComm section 3.1 (docs/facts.md section 3).
@@ -79,7 +79,7 @@ def equal_parts(box: Box, count: int) -> tuple[Box, ...]:
 
 
 def _gathered_locally(part: Box, groups: Groups, sender: int) -> tuple[Leg, ...]:
-    """Each device of a host is sent a piece, and they gather them."""
+    """Return the legs where devices of a host are sent a piece each, and gather them there."""
     found: list[Leg] = []
     for slot, group in enumerate(groups):
         pieces = equal_parts(part, len(group))
@@ -89,7 +89,7 @@ def _gathered_locally(part: Box, groups: Groups, sender: int) -> tuple[Leg, ...]
 
 
 def _gathered_globally(part: Box, groups: Groups, sender: int) -> tuple[Leg, ...]:
-    """Each device is sent another piece; they go around a ring of hosts, and are gathered there."""
+    """Return the legs where all devices are sent a piece each, and hosts pass them on in a ring."""
     count = len(groups)
     # What is short has no share for some hosts.
     ordered = (*equal_parts(part, count), *[None] * count)[:count]
@@ -117,7 +117,7 @@ def _gathered_globally(part: Box, groups: Groups, sender: int) -> tuple[Leg, ...
 
 
 def _gathered_inside(group: Sequence[int], pieces: dict[int, list[Box]], slot: int) -> list[Leg]:
-    """Each device gets from each other one of its host what that one has."""
+    """Return the legs on which devices of a host give each other what they have."""
     return [
         Leg(piece, group[place], device, slot)
         for place, boxes in pieces.items()
@@ -128,7 +128,7 @@ def _gathered_inside(group: Sequence[int], pieces: dict[int, list[Box]], slot: i
 
 
 def _broadcast(part: Box, groups: Groups, sender: int, num_chunks: int) -> tuple[Leg, ...]:
-    """Each chunk goes from host to host, and to all devices there, while the next comes behind."""
+    """Return the legs of chunks that go from host to host, and to all devices there."""
     found: list[Leg] = []
     for n, chunk in enumerate(equal_parts(part, num_chunks)):
         source = sender

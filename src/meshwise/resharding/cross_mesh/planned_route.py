@@ -93,9 +93,11 @@ _IN, _OUT = "in", "out"
 
 
 class _Busy(NamedTuple):
-    """The last thing that a port carries so far: the piece and its device, and between which hosts.
+    """The last thing that a port carries so far; when it has come, the port is free.
 
-    When it has come, the port is free.
+    Attributes:
+        piece: The piece, and the device to which it comes.
+        way: The host that sends it, and the one that gets it.
     """
 
     piece: tuple[Box, int]
@@ -103,14 +105,14 @@ class _Busy(NamedTuple):
 
 
 class _TimedHop(NamedTuple):
-    """A hop, and when it begins."""
+    """A hop with the time at which it begins as planned."""
 
     start_s: float
     hop: Hop
 
 
 class _PlannedRoute:
-    """A route while it grows; lives only inside `planned_route`."""
+    """A route while it grows; lives only inside `route_of_plan`."""
 
     def __init__(
         self,
@@ -142,17 +144,18 @@ class _PlannedRoute:
         return num_elements(tile) - (0 if held is None else num_elements(overlap(tile, held)))
 
     def receivers(self, unit: UnitTask, host: int) -> list[int]:
-        """Return the devices of a host that get a box for themselves."""
+        """Return the devices of a host that need a box, first the one that lacks least."""
         return self.groups.get((self.tiles[unit.receivers], host), [])
 
     def sender(self, unit: UnitTask, host: int, box: Box) -> int:
-        """Return the device of a host that sends a piece: the one that has sent least."""
+        """Return the device of a host that sends a part: the one that has sent least."""
         having = [device for device in unit.senders if self.hosts[device] == host]
         found = min(having, key=lambda device: (self.sent.get(device, 0), device))
         self.sent[found] = self.sent.get(found, 0) + num_elements(box)
         return found
 
     def add(self, start_s: float, hop: Hop) -> None:
+        """Let a piece go from device to device."""
         self.hops.append(_TimedHop(start_s, hop))
         self.pieces.setdefault(hop.destination, []).append(hop.box)
 
