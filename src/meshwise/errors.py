@@ -39,6 +39,10 @@ class ProgramError(MeshwiseError):
     """A program breaks its own rules; raised before any device is touched."""
 
 
+class LaunchError(MeshwiseError):
+    """The processes of a job cannot be started."""
+
+
 class TransportError(MeshwiseError):
     """A transfer between meshes failed."""
 

@@ -5,9 +5,12 @@ Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_ca
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,10 +23,12 @@ from doubles.stage_choices import choices_of
 from hosts.joined import join
 from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.scalars import EveryProcess
+from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced
 from oracle.problem import quick_jit
 from oracle.tolerances import FP16_LOSS, X64
@@ -53,7 +58,7 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
     """The same by a pipeline over the processes of the job."""
     statistics = "local" if case.model == "wide-resnet" else "exact"
     layers, _ = layers_of(step, args, {}, SIGNATURE, case.num_layers, statistics=statistics)
-    pipeline = make_pipeline(layers, choices_of(layers, case), case.schedule, job)
+    pipeline = make_pipeline(layers, _choices(layers, case, job), case.schedule, job)
     assert layers.ends is not None
     ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
     every_process = EveryProcess(pipeline.copier)
@@ -63,13 +68,27 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
     for number in range(STEPS):
         flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
-        made = every_process.readable(made, f"step {number}")
+        made = every_process.readable(made)
         found.append(made)
         jax.block_until_ready(made)
         shown = [[(s.index, host(s.data)) for s in x.addressable_shards] for x in made]
         found[-1] = list(zip(made, shown, strict=True))
         state = jax.tree.unflatten(tree, made)[0]
     return found
+
+
+def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice]:
+    """Return the stages of a case as process 0 plans them."""
+    own: list[StageChoice] = []
+
+    def plan() -> str:
+        own.extend(choices_of(layers, case))
+        told = [replace(choice, devices=tuple(d.id for d in choice.devices)) for choice in own]
+        return base64.b64encode(pickle.dumps(told)).decode()
+
+    told = pickle.loads(base64.b64decode(job.from_first("the stages", plan)))
+    devices = {device.id: device for device in jax.devices()}
+    return [replace(c, devices=tuple(devices[n] for n in c.devices)) for c in told]
 
 
 def check(case: PipelineCase, job: Job) -> None:

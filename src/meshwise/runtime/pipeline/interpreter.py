@@ -64,6 +64,7 @@ class Pipeline:
         program: What each mesh does.
         schedule: In which order.
         indices: For each mesh with devices of this process the numbers of the micro-batches.
+        state: The numbers of arguments that are overwritten.
         specs: The buffers of all meshes.
         steps: The instructions that this process takes part in, in order of dispatch.
         totals: For each program of a layer the bytes of one device while it runs, as its process
@@ -81,6 +82,7 @@ class Pipeline:
     program: PipelineProgram
     schedule: Schedule
     indices: Mapping[int, tuple[Array, ...]]
+    state: frozenset[int]
     specs: BufferSpecs
     steps: tuple[Step, ...]
     totals: tuple[int, ...]
@@ -157,6 +159,7 @@ class PipelineStep:
             self.pipeline.meshes[mesh],
             load.layout,
             is_donated=is_donated,
+            is_overwritten=load.number in self.pipeline.state,
             label=f"buffer {load.buffer} of mesh {mesh} at the begin of {self.label}",
         )
         return found if is_here else None
@@ -296,6 +299,7 @@ def put(
     layout: Layout,
     *,
     is_donated: bool = False,
+    is_overwritten: bool = False,
     label: str | None = None,
 ) -> Array:
     """Return a value on a mesh, in a layout.
@@ -307,9 +311,12 @@ def put(
         layout: How it lies there.
         is_donated: Whether it is overwritten there: then it shares no memory with `value`, unless
             it is `value`.
-        label: What it is, as for `TileCopier.put`.
+        is_overwritten: As for `TileCopier.put`.
+        label: As for `TileCopier.put`.
     """
     sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
-    return copier.put(value, sharding, own_memory=is_donated, label=label)
+    return copier.put(
+        value, sharding, own_memory=is_donated, is_overwritten=is_overwritten, label=label
+    )

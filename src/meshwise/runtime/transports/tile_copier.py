@@ -36,6 +36,7 @@ from meshwise.resharding.tiles import Box
 from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
 from meshwise.runtime.placement import placed
+from meshwise.runtime.transports.joined_pieces import joined
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
 
 # A jitted function of tiles on one device.
@@ -72,6 +73,7 @@ class Copies:
         phases: What is done, in order.
         shards: For each device of the destination in this process the value that lies there.
         shared: Places among `shards` of tiles of the source.
+        passed_on: Numbers of tiles of the source that go to other processes as they are.
     """
 
     crossing_bytes: int
@@ -81,6 +83,7 @@ class Copies:
     phases: tuple[LocalPhase, ...]
     shards: tuple[int, ...]
     shared: tuple[int, ...]
+    passed_on: tuple[int, ...]
 
 
 def process_of(device: Any) -> int:
@@ -114,6 +117,7 @@ class TileCopier:
         sharding: NamedSharding,
         *,
         own_memory: bool = False,
+        is_overwritten: bool = False,
         label: str | None = None,
         sending: Sending | None = None,
     ) -> Array:
@@ -127,6 +131,8 @@ class TileCopier:
                 array without a mesh is the same in every process.
             sharding: Where it goes; devices may be on both sides.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
+            is_overwritten: Whether `value` may be donated before another process has what is sent
+                to it, which is then a copy.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
             sending: How it passes between hosts; None: each tile crosses once.
@@ -134,14 +140,14 @@ class TileCopier:
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        if label is None:
-            label = f"array {next(self._count)}"
         if not isinstance(value, jax.Array) or self._is_everywhere(value):
             if sharding.is_fully_addressable:
                 return jax.device_put(value, sharding, may_alias=False if own_memory else None)
             return placed([value], [sharding])[0]
         if value.sharding == sharding and not own_memory:
             return value
+        if label is None:
+            label = f"array {next(self._count)}"
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             return self._put_keys(
                 value, sharding, own_memory=own_memory, label=label, sending=sending
@@ -152,6 +158,9 @@ class TileCopier:
         copies = self.copies(value, sharding, sending)
         shards = (shard.data for shard in value.addressable_shards)
         values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
+        if is_overwritten:
+            for n in copies.passed_on:
+                values[n] = jnp.copy(values[n])
         for phase in copies.phases:
             self._carry_out(phase, values, copies.devices, value.dtype, label)
         found = [values[n] for n in copies.shards]
@@ -269,14 +278,17 @@ class TileCopier:
         held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
         there = [n for n in destination if n in mine]
         shards = tuple(route.shards[n] for n in there)
+        phases = self._phases(route, mine, devices)
+        passed_on = {move.value for phase in phases for move in phase.passages}
         return Copies(
             crossing_bytes=size * route.crossing_elements,
             copied_bytes=size * route.copied_elements,
             devices=devices,
             held=held,
-            phases=self._phases(route, mine, devices),
+            phases=phases,
             shards=shards,
             shared=tuple(n for n, v in enumerate(shards) if v in held),
+            passed_on=tuple(v for v in held if v in passed_on),
         )
 
     def _phases(
@@ -329,7 +341,7 @@ class TileCopier:
         """Return the program that puts pieces together, given by their places in the result."""
 
         def join(*pieces: Array) -> Array:
-            return _joined(list(zip(places, pieces, strict=True)))
+            return joined(list(zip(places, pieces, strict=True)))
 
         return self._programs.setdefault(("join", places), jax.jit(join))
 
@@ -341,30 +353,6 @@ def _parts_of(signal: Signal) -> tuple[Cut, Move]:
     place = tuple((0, 1) for _ in shape)
     cut = Cut(signal.source, signal.value, (place,), (element,))
     return cut, Move(element, signal.source, signal.destination, signal.result, shape)
-
-
-def _joined(pieces: Sequence[tuple[Box, Array]]) -> Array:
-    """Return pieces put together, along the first dim that parts them first."""
-    if len(pieces) == 1:
-        return pieces[0][1]
-    for dim in range(len(pieces[0][0])):
-        runs = _runs(pieces, dim)
-        if len(runs) > 1:
-            return lax.concatenate([_joined(run) for run in runs], dim)
-    raise AssertionError(f"pieces at {[place for place, _ in pieces]} are no cuts of a box")
-
-
-def _runs(pieces: Sequence[tuple[Box, Array]], dim: int) -> list[list[tuple[Box, Array]]]:
-    """Return pieces parted where a plane across a dim goes through none of them, ascending."""
-    runs: list[list[tuple[Box, Array]]] = []
-    end = 0
-    for piece in sorted(pieces, key=lambda p: p[0][dim]):
-        start, stop = piece[0][dim]
-        if not runs or start >= end:
-            runs.append([])
-        runs[-1].append(piece)
-        end = max(end, stop)
-    return runs
 
 
 def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
