@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from meshwise.runtime.transports.tile_copier import TileCopier
 
@@ -20,13 +20,8 @@ class EveryProcess:
         Args:
             copier: Moves the scalars.
         """
-        first: dict[int, object] = {}
-        for device in jax.devices():
-            first.setdefault(device.process_index, device)
-        mesh = Mesh(np.array(list(first.values()), object), ("process",))
         self._copier = copier
-        self._there = NamedSharding(mesh, PartitionSpec())
-        self._processes = set(first)
+        self._there = in_every_process()
 
     def readable(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         """Return results with each scalar where every process can read it.
@@ -35,12 +30,22 @@ class EveryProcess:
             results: Flat results of a step.
         """
         return [
-            self._copier.put(x, self._there) if not x.ndim and self._is_missed(x) else x
+            self._copier.put(x, self._there) if not x.ndim and is_missed(x.sharding) else x
             for x in results
         ]
 
-    def _is_missed(self, value: jax.Array) -> bool:
-        """Return whether a process has nothing of a scalar that lies on a mesh."""
-        if not isinstance(value.sharding, NamedSharding):
-            return False
-        return self._processes > {d.process_index for d in value.sharding.device_set}
+
+def in_every_process() -> NamedSharding:
+    """Return where a value can be read in every process: on the first device of each."""
+    first: dict[int, object] = {}
+    for device in jax.devices():
+        first.setdefault(device.process_index, device)
+    mesh = Mesh(np.array(list(first.values()), object), ("process",))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def is_missed(sharding: Sharding) -> bool:
+    """Return whether a process has nothing of a value that lies on a mesh."""
+    if not isinstance(sharding, NamedSharding):
+        return False
+    return len({d.process_index for d in sharding.device_set}) < jax.process_count()

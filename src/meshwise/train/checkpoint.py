@@ -10,6 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from meshwise.errors import MeshwiseError
+from meshwise.runtime.scalars import in_every_process, is_missed
 from meshwise.train.history import History
 from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
@@ -58,6 +59,8 @@ class Checkpoints:
     def save(self, state: TrainState, history: History) -> Path:
         """Write a checkpoint of the state; complete or not there at all.
 
+        All processes of a job call it, and each writes what it has.
+
         Returns:
             Its folder.
         """
@@ -80,8 +83,12 @@ class Checkpoints:
         """Read the newest checkpoint.
 
         Args:
-            like: A state whose shapes, dtypes and shardings the result gets.  Its arrays are
-                deleted first, so that no device holds two states.
+            like: A state whose shapes, dtypes and shardings the result gets; in a job the number
+                of steps can be read in every process.  Its arrays are deleted first, so that no
+                device holds two states.
+
+        Returns:
+            The state, and the history of its run.
 
         Raises:
             MeshwiseError: there is none, or it is of a run with other settings.
@@ -95,7 +102,10 @@ class Checkpoints:
         def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
-        target = jax.tree.map(abstract, like)
+        target: TrainState = jax.tree.map(abstract, like)
+        if is_missed(like.step.sharding):
+            counter = target.step.update(sharding=in_every_process())
+            target = target._replace(step=counter)
         for leaf in jax.tree.leaves(like):
             leaf.delete()
         how = ocp.checkpoint_utils.construct_restore_args(target)
