@@ -8,8 +8,10 @@ from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
+from jax.sharding import Sharding
 
 from meshwise.errors import MeshwiseError
+from meshwise.jax_compat import PyTree
 from meshwise.runtime.scalars import in_every_process, is_missed
 from meshwise.train.history import History
 from meshwise.train.stage_arrays import checkpoint_handler
@@ -99,13 +101,12 @@ class Checkpoints:
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
         self._check_identity(meta["meta"]["identity"], step)
 
-        def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        def abstract(leaf: jax.Array, where: Sharding | None = None) -> PyTree:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where or leaf.sharding)
 
         target: TrainState = jax.tree.map(abstract, like)
         if is_missed(like.step.sharding):
-            counter = target.step.update(sharding=in_every_process())
-            target = target._replace(step=counter)
+            target = target._replace(step=abstract(like.step, in_every_process()))
         for leaf in jax.tree.leaves(like):
             leaf.delete()
         how = ocp.checkpoint_utils.construct_restore_args(target)
