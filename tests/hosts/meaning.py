@@ -1,6 +1,7 @@
 """One process of a job that runs pipelines over processes, and compares them with one device.
 
-Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.
+Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  Before a case
+may stand the transport, as in `device_put:small:3`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_
 from doubles.stage_choices import choices_of
 from hosts.joined import join
 from meshwise.planner.pipeline import layers_of
-from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.job.job import Job, TransportName, current_job
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
@@ -139,9 +140,11 @@ def _numbers(value: Any) -> np.ndarray[Any, Any]:
 
 if __name__ == "__main__":
     for name in join():
-        kind, number = name.split(":")
+        *transport, kind, number = name.split(":")
         found = current_job()
         assert found is not None
+        if transport:
+            found = replace(found, transport=cast(TransportName, transport[0]))
         chosen = _CASES[kind](int(number))
         check(chosen, found)
         print("passed", name, chosen, flush=True)  # noqa: T201 (for the test that reads it)

@@ -28,7 +28,7 @@ from meshwise.runtime.donation import (
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.scalars import EveryProcess
-from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
@@ -128,6 +128,8 @@ class Executable:
         try:
             results = self.outputs(leaves)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
+            if self.copier is not None:
+                self.copier.abandon(error)
             donated = [leaves[position] for position in self.traced.donated]
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
             if lost:
@@ -188,7 +190,7 @@ def compile_step(
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
     compiled = compile_decided(traced, plan.decision, plan.mesh, mesh, job)
-    copier = None if job is None else TileCopier(SocketTransport(job))
+    copier = None if job is None else TileCopier(transport_of(job))
     places = shardings([use.layout for use in plan.decision.outputs], mesh)
     return Executable(
         traced=traced,

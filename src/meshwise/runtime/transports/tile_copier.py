@@ -43,7 +43,8 @@ class LocalPhase:
     Attributes:
         cuts: Programs that make pieces: the program, which value it takes, and which it makes.
         moves: Values that move inside the process, where to, and the numbers of the copies.
-        passages: Values that come from other processes, or go to them.
+        passages: Values that come from other processes, or go to them; for a collective transport
+            all that pass between any two processes, in the order of the route.
         joins: Programs that make tiles of pieces: the program, which values it takes, what it
             makes.
     """
@@ -90,6 +91,7 @@ class TileCopier:
         """
         self._transport = transport
         self._process = None if transport is None else transport.process
+        self._is_collective = transport is not None and transport.is_collective
         self._count = itertools.count()
         self._copies: dict[tuple[Any, ...], Copies] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -106,7 +108,8 @@ class TileCopier:
         """Return an array in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
-        every process that has devices on one of both sides makes the same call.
+        every process that has devices on one of both sides makes the same call; for a collective
+        transport every process does, in one order.
 
         Args:
             value: An array of any placement, pending or not, or what becomes one.  In a job an
@@ -121,7 +124,9 @@ class TileCopier:
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        if not isinstance(value, jax.Array) or self._is_everywhere(value):
+        if not isinstance(value, jax.Array) or (
+            self._transport is not None and not self.is_part(value)
+        ):
             if sharding.is_fully_addressable:
                 return jax.device_put(value, sharding, may_alias=False if own_memory else None)
             return placed([value], [sharding])[0]
@@ -149,9 +154,38 @@ class TileCopier:
         whole = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
         return array_of(whole, found)
 
-    def _is_everywhere(self, value: Array) -> bool:
-        """Return whether every process of a job has the whole of an array."""
-        return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
+    def is_part(self, value: ArrayLike) -> bool:
+        """Return whether a process of a job has only its part of a value, or nothing.
+
+        The answer is the same in every process.  Any other value is whole in all of them.
+
+        Args:
+            value: The value.
+        """
+        if not isinstance(value, jax.Array):
+            return False
+        if self._transport is None:
+            return not value.is_fully_addressable
+        return not isinstance(value.sharding, SingleDeviceSharding)
+
+    def takes_part(self, value: ArrayLike) -> bool:
+        """Return whether this process helps to bring a value to devices of other processes.
+
+        Args:
+            value: The value.
+        """
+        if not isinstance(value, jax.Array) or not self.is_part(value):
+            return False
+        return self._is_collective or bool(value.addressable_shards)
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the transport that this process failed; see `Transport.abandon`.
+
+        Args:
+            error: Why.
+        """
+        if self._transport is not None:
+            self._transport.abandon(error)
 
     def _put_keys(
         self, value: Array, sharding: NamedSharding, *, own_memory: bool, label: str
@@ -273,7 +307,12 @@ class TileCopier:
                 tuple(devices[m.destination] for m in inside),
                 tuple(m.result for m in inside),
             ),
-            passages=tuple(m for m in phase.moves if (m.source in mine) != (m.destination in mine)),
+            passages=tuple(
+                m
+                for m in phase.moves
+                if devices[m.source].process_index != devices[m.destination].process_index
+                and (self._is_collective or m.source in mine or m.destination in mine)
+            ),
             joins=tuple(
                 (self.joiner(j.counts), j.values, j.result) for j in phase.joins if j.device in mine
             ),
