@@ -17,6 +17,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from doubles.layered_steps import SIGNATURE, host
 from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_case, small_case
@@ -28,6 +29,7 @@ from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.placement import placed
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced
@@ -67,6 +69,8 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
     for number in range(STEPS):
+        if number:
+            batch = on_first_process(batch)
         flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
         made = every_process.readable(made)
@@ -76,6 +80,14 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
         found[-1] = list(zip(made, shown, strict=True))
         state = jax.tree.unflatten(tree, made)[0]
     return found
+
+
+def on_first_process(batch: Any) -> Any:
+    """Return a batch of which only process 0 has something."""
+    mesh = Mesh([d for d in jax.devices() if not d.process_index], ("devices",))
+    leaves, tree = jax.tree.flatten(batch)
+    there = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.unflatten(tree, placed(leaves, [there] * len(leaves)))
 
 
 def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice]:

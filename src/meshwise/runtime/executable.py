@@ -112,8 +112,8 @@ class Executable:
         Raises:
             StateLostError: an argument was donated to an earlier call, the step failed after it
                 had taken over donated state, or an earlier one did after it had returned.
-            ValueError: in a job, arguments do not lie where the step wants them: `place` moves them
-                in all processes.
+            ValueError: in a job, arguments have other shapes or dtypes, or do not lie where the
+                step wants them: `place` moves them in all processes.
         """
         if self.copier is not None and not self._lie_there(leaves):
             raise ValueError("arguments lie elsewhere")
@@ -143,10 +143,14 @@ class Executable:
         return results
 
     def _lie_there(self, leaves: Sequence[ArrayLike]) -> bool:
-        """Return whether all arguments lie where the step wants them; the same in all processes."""
+        """Return whether the step takes all arguments as they lie; the same in all processes."""
         return all(
-            isinstance(leaf, jax.Array) and leaf.sharding == sharding
-            for leaf, sharding in zip(leaves, self.in_shardings, strict=True)
+            isinstance(leaf, jax.Array)
+            and (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)
+            and leaf.sharding == sharding
+            for leaf, aval, sharding in zip(
+                leaves, self.traced.in_avals, self.in_shardings, strict=True
+            )
         )
 
     def outputs(self, leaves: Sequence[Any]) -> list[jax.Array]:

@@ -29,6 +29,7 @@ from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.buffers import BufferSpecs
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
+from meshwise.runtime.pipeline.rows import rows_of_part
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.runtime.transports.transport import Transport
 from meshwise.schedules.schedule import Schedule
@@ -172,6 +173,8 @@ class PipelineStep:
         layers = self.pipeline.layers
         dim, value = layers.split.batch_dims[argument], self.flat[argument]
         size = value.shape[dim] // self.pipeline.schedule.num_microbatches
+        if self.pipeline.copier.is_part(value) and isinstance(value.sharding, NamedSharding):
+            return rows_of_part(value, dim, microbatch * size, size)
         place = [slice(None)] * value.ndim
         place[dim] = slice(microbatch * size, (microbatch + 1) * size)
         return value[tuple(place)]
