@@ -41,3 +41,12 @@ def test_steps_as_users_write_them_run_over_processes(transport: list[str]) -> N
     for process in ended:
         assert process.code == 0, texts(ended)
         assert "passed" in process.text, texts(ended)
+
+
+def test_arrays_get_from_any_devices_to_any_others() -> None:
+    transports = ["sockets", "device_put"]
+    ended = run_job("hosts.passages", (2, 3, 2), transports, limit_s=100)
+    for process in ended:
+        assert process.code == 0, texts(ended)
+        for transport in transports:
+            assert f"passed {transport}" in process.text, texts(ended)
