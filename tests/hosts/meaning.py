@@ -64,7 +64,7 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
     pipeline = make_pipeline(layers, _choices(layers, case, job), case.schedule, job)
     assert layers.ends is not None
     ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
-    every_process = EveryProcess(pipeline.copier)
+    every_process = EveryProcess()
     state, batch = args
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
@@ -73,7 +73,7 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
             batch = on_first_process(batch)
         flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
-        made = every_process.readable(made)
+        made = every_process.readable(made, pipeline.copier)
         found.append(made)
         jax.block_until_ready(made)
         shown = [[(s.index, host(s.data)) for s in x.addressable_shards] for x in made]

@@ -22,7 +22,13 @@ from meshwise.api.arguments import (
     step_name,
 )
 from meshwise.api.bound_steps import kept_step
-from meshwise.api.init_state import born_sharded, split_init_args, state_place, zeros_of_spec
+from meshwise.api.init_state import (
+    born_sharded,
+    readable_places,
+    split_init_args,
+    state_place,
+    zeros_of_spec,
+)
 from meshwise.api.job_planning import plan_in_job
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
@@ -224,7 +230,10 @@ class ParallelStep(PlannedStep):
         else:
             executable, start = self._executable_for_state(state)
         stop = start + len(jax.tree.leaves(state))
-        tree, wanted = jax.tree.structure(state), executable.in_shardings[start:stop]
+        leaves, tree = jax.tree.flatten(state)
+        wanted = executable.in_shardings[start:stop]
+        if self._job() is not None:
+            wanted = readable_places(leaves, wanted)
         concrete = jax.tree.map(zeros_of_spec, fun_args)
         return born_sharded(fun, concrete, wanted, tree)
 

@@ -92,7 +92,9 @@ class ForwardExecutable:
         except BaseException as error:
             self.copier.abandon(error)
             raise
-        return results if self.every_process is None else self.every_process.readable(results)
+        if self.every_process is None:
+            return results
+        return self.every_process.readable(results, self.copier)
 
     def _results(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
         """Return the results where the stages make them."""
@@ -168,6 +170,6 @@ def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExe
         ends=StackedEnds(found.ends, shardings, copier),
         user=found.ends,
         copier=copier,
-        every_process=None if job is None else EveryProcess(copier),
+        every_process=None if job is None else EveryProcess(),
         compile_s=time.perf_counter() - start,
     )

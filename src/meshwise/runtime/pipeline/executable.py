@@ -136,7 +136,7 @@ class PipelineExecutable:
         try:
             results = with_weak_types(self._run_with_stacks(given, run), self.weak_results)
             if self.every_process is not None:
-                results = self.every_process.readable(results)
+                results = self.every_process.readable(results, self.pipeline.copier)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             self.pipeline.copier.abandon(error)
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
@@ -260,7 +260,7 @@ def compile_pipeline(
             original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
         ),
         keeps_stacks=has_room_for_stacks(pipeline, ends, plan, sizes),
-        every_process=None if job is None else EveryProcess(pipeline.copier),
+        every_process=None if job is None else EveryProcess(),
         numbers=itertools.count(),
     )
 

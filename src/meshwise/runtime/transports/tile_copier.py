@@ -7,6 +7,9 @@ together, and further copies are made from there (`resharding.route`).  Every st
 none waited for.  What is to be done for a shape and two shardings is found out once, and the small
 programs that cut and join are compiled once.
 
+A transfer may be told a strategy (`resharding.cross_mesh`), which says how it passes between hosts;
+by default each tile crosses once, to its home.
+
 In a job of several processes each carries out the steps of its own devices, and what passes between
 processes goes by a transport.
 """
@@ -14,7 +17,7 @@ processes goes by a transport.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,14 +25,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
-from meshwise.resharding.route import Move, Phase, Route, route_once
+from meshwise.resharding.cross_mesh.planned_route import planned_route
+from meshwise.resharding.cross_mesh.sending import Sending
+from meshwise.resharding.route import Cut, Move, Phase, Route, Signal, route_once
 from meshwise.resharding.tiles import Box
+from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
 from meshwise.runtime.placement import placed
+from meshwise.runtime.transports.joined_pieces import joined
+from meshwise.runtime.transports.places import boxes_of, of_numbers
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
 
 # A jitted function of tiles on one device.
@@ -41,15 +49,19 @@ class LocalPhase:
     """The part of a phase of a route that one process carries out.
 
     Attributes:
-        cuts: Programs that make pieces: the program, which value it takes, and which it makes.
+        cuts: Programs that make pieces: the program, which values it takes, and which it makes.
         moves: Values that move inside the process, where to, and the numbers of the copies.
-        passages: Values that come from other processes, or go to them; for a collective transport
-            all that pass between any two processes, in the order of the route.
+            passages=tuple(
+                m
+                for m in moves
+                if process_of(devices[m.source]) != process_of(devices[m.destination])
+                and (self._is_collective or m.source in mine or m.destination in mine)
+            ),
         joins: Programs that make tiles of pieces: the program, which values it takes, what it
             makes.
     """
 
-    cuts: tuple[tuple[Program, int, tuple[int, ...]], ...]
+    cuts: tuple[tuple[Program, tuple[int, ...], tuple[int, ...]], ...]
     moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
     passages: tuple[Move, ...]
     joins: tuple[tuple[Program, tuple[int, ...], int], ...]
@@ -80,16 +92,26 @@ class Copies:
     passed_on: tuple[int, ...]
 
 
+def process_of(device: Any) -> int:
+    """Return the number of the process of a device."""
+    return device.process_index
+
+
 class TileCopier:
     """Moves arrays; what it found out and compiled serves all later ones of the same kind."""
 
-    def __init__(self, transport: Transport | None = None) -> None:
+    def __init__(
+        self, transport: Transport | None = None, host_of: Callable[[Any], int] = process_of
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             transport: The way between processes; None: all devices are of this process.
+            host_of: Returns the number of a device's host, for strategies; by default the number of
+                its process.
         """
         self._transport = transport
+        self._host_of = host_of
         self._process = None if transport is None else transport.process
         self._is_collective = transport is not None and transport.is_collective
         self._count = itertools.count()
@@ -104,6 +126,7 @@ class TileCopier:
         own_memory: bool = False,
         is_overwritten: bool = False,
         label: str | None = None,
+        sending: Sending | None = None,
     ) -> Array:
         """Return an array in a sharding.
 
@@ -120,6 +143,7 @@ class TileCopier:
                 to it, which is then a copy.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
+            sending: How it passes between hosts; None: each tile crosses once.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
@@ -135,11 +159,13 @@ class TileCopier:
         if label is None:
             label = f"array {next(self._count)}"
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            return self._put_keys(value, sharding, own_memory=own_memory, label=label)
+            return self._put_keys(
+                value, sharding, own_memory=own_memory, label=label, sending=sending
+            )
         if not value.size:
             # Nothing to move, and no reason to wait.
             return placed([np.zeros(value.shape, value.dtype)], [sharding])[0]
-        copies = self.copies(value, sharding)
+        copies = self.copies(value, sharding, sending)
         shards = (shard.data for shard in value.addressable_shards)
         values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
         if is_overwritten:
@@ -188,21 +214,27 @@ class TileCopier:
             self._transport.abandon(error)
 
     def _put_keys(
-        self, value: Array, sharding: NamedSharding, *, own_memory: bool, label: str
+        self,
+        value: Array,
+        sharding: NamedSharding,
+        *,
+        own_memory: bool,
+        label: str,
+        sending: Sending | None,
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
             return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
         numbers = jax.eval_shape(jax.random.key_data, spec)
-        there = _of_numbers(sharding, numbers.ndim)
+        there = of_numbers(sharding, numbers.ndim)
         if value.addressable_shards:
             data = jax.random.key_data(value)
         else:
             assert isinstance(value.sharding, NamedSharding)
-            source = _of_numbers(value.sharding, numbers.ndim)
+            source = of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
-        found = self.put(data, there, own_memory=own_memory, label=label)
+        found = self.put(data, there, own_memory=own_memory, label=label, sending=sending)
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
         return array_of(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding), [])
@@ -217,7 +249,8 @@ class TileCopier:
     ) -> None:
         """Dispatch a phase."""
         for program, given, results in phase.cuts:
-            values.update(zip(results, program(values[given]), strict=True))
+            made = program(*(values[n] for n in given))
+            values.update(zip(results, made, strict=True))
         moved, places, results = phase.moves
         if moved:
             copies = jax.device_put([values[n] for n in moved], list(places))
@@ -242,19 +275,26 @@ class TileCopier:
         for program, given, result in phase.joins:
             values[result] = program(*(values[n] for n in given))
 
-    def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+    def copies(
+        self, value: jax.Array, sharding: NamedSharding, sending: Sending | None = None
+    ) -> Copies:
         """Return what is done for an array.
+
+        Args:
+            value: The array.
+            sharding: Where it goes.
+            sending: How it passes between hosts; None: each tile crosses once.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        key = value.shape, value.dtype, value.sharding, sharding
+        key = value.shape, value.dtype, value.sharding, sharding, sending
         found = self._copies.get(key)
         if found is None:
-            found = self._copies[key] = self._found(value, sharding)
+            found = self._copies[key] = self._found(value, sharding, sending)
         return found
 
-    def _found(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+    def _found(self, value: jax.Array, sharding: NamedSharding, sending: Sending | None) -> Copies:
         is_here = value.is_fully_addressable and sharding.is_fully_addressable
         if self._transport is None and not is_here:
             raise TransportError(
@@ -262,20 +302,21 @@ class TileCopier:
                 "both must lie on devices of this process"
             )
         shape = tuple(value.shape)
-        source = _boxes(value.sharding, shape)
-        destination = _boxes(sharding, shape)
-        devices = tuple(dict.fromkeys((*source, *destination)))
+        boxes = boxes_of(value.sharding, shape), boxes_of(sharding, shape)
+        devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
-        route = route_once(
-            {number[d]: box for d, box in source.items()},
-            {number[d]: box for d, box in destination.items()},
-            [device.process_index for device in devices],
-        )
+        source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
+        size = value.dtype.itemsize
+        if sending is None:
+            route = route_once(source, destination, [process_of(device) for device in devices])
+        else:
+            hosts = [self._host_of(device) for device in devices]
+            route = planned_route(source, destination, hosts, size, sending)
+        verify_route(route, source, destination)
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
         held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
-        there = [number[d] for d in destination if number[d] in mine]
+        there = [n for n in destination if n in mine]
         shards = tuple(route.shards[n] for n in there)
-        size = value.dtype.itemsize
         phases = self._phases(route, mine, devices)
         passed_on = {move.value for phase in phases for move in phase.passages}
         return Copies(
@@ -297,10 +338,17 @@ class TileCopier:
 
     def _local(self, phase: Phase, mine: set[int], devices: Sequence[Any]) -> LocalPhase:
         """Return what this process does of a phase."""
-        inside = [m for m in phase.moves if m.source in mine and m.destination in mine]
+        cuts = [c for c in phase.cuts if c.device in mine]
+        moves = list(phase.moves)
+        for signal in phase.signals:
+            cut, move = _parts_of(signal)
+            moves.append(move)
+            if signal.source in mine:
+                cuts.append(cut)
+        inside = [m for m in moves if m.source in mine and m.destination in mine]
         return LocalPhase(
             cuts=tuple(
-                (self.cutter(c.parts), c.value, c.results) for c in phase.cuts if c.device in mine
+                (self.cutter(c.parts, len(c.after)), (c.value, *c.after), c.results) for c in cuts
             ),
             moves=(
                 tuple(m.value for m in inside),
@@ -309,49 +357,43 @@ class TileCopier:
             ),
             passages=tuple(
                 m
-                for m in phase.moves
-                if devices[m.source].process_index != devices[m.destination].process_index
+                for m in moves
+                if process_of(devices[m.source]) != process_of(devices[m.destination])
                 and (self._is_collective or m.source in mine or m.destination in mine)
             ),
             joins=tuple(
-                (self.joiner(j.counts), j.values, j.result) for j in phase.joins if j.device in mine
+                (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
         )
 
-    def cutter(self, parts: tuple[Box, ...]) -> Program:
-        """Return the program that takes parts, given by their places in its operand."""
+    def cutter(self, parts: tuple[Box, ...], num_signals: int = 0) -> Program:
+        """Return the program that takes parts, given by their places in its first operand.
 
-        def cut(tile: Array) -> list[Array]:
-            return [lax.slice(tile, *zip(*part, strict=True)) for part in parts]
+        Its other operands, so many, are signals: it runs when they are there.
+        """
 
-        return self._programs.setdefault(("cut", parts), jax.jit(cut))
+        def cut(tile: Array, *signals: Array) -> list[Array]:
+            if signals:
+                # A part that is all of the tile must not be the tile itself, which is there now.
+                tile, *_ = lax.optimization_barrier((tile, *signals))
+            return [lax.slice(tile, [a for a, _ in part], [b for _, b in part]) for part in parts]
 
-    def joiner(self, counts: tuple[int, ...]) -> Program:
-        """Return the program that makes one tile of a grid of pieces, so many along each dim."""
+        key = "cut", parts, num_signals
+        return self._programs.setdefault(key, jax.jit(cut, keep_unused=True))
+
+    def joiner(self, places: tuple[Box, ...]) -> Program:
+        """Return the program that puts pieces together, given by their places in the result."""
 
         def join(*pieces: Array) -> Array:
-            rest = list(pieces)
-            for dim in reversed(range(len(counts))):
-                starts = range(0, len(rest), counts[dim])
-                rest = [lax.concatenate(rest[n : n + counts[dim]], dim) for n in starts]
-            return rest[0]
+            return joined(list(zip(places, pieces, strict=True)))
 
-        return self._programs.setdefault(("join", counts), jax.jit(join))
+        return self._programs.setdefault(("join", places), jax.jit(join))
 
 
-def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
-    """Return the sharding of the numbers of random keys, which have more dims, for a rank."""
-    spec = sharding.spec
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec, *[None] * (rank - len(spec))))
-
-
-def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:
-    """Return the elements that each device of a sharding has, of all processes."""
-    indices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
-    return {device: _box(index, shape) for device, index in indices.items()}
-
-
-def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """Return an index as JAX gives it."""
-    found = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop, _ in found)
+def _parts_of(signal: Signal) -> tuple[Cut, Move]:
+    """Return what a signal consists of; the element that is sent has a number of its own."""
+    shape = (1,) * signal.rank
+    element = -1 - signal.result
+    place = tuple((0, 1) for _ in shape)
+    cut = Cut(signal.source, signal.value, (place,), (element,))
+    return cut, Move(element, signal.source, signal.destination, signal.result, shape)
