@@ -1,6 +1,7 @@
 """One process of a job that runs pipelines over processes, and compares them with one device.
 
-Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.
+Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  Before a case
+may stand the transport, as in `device_put:small:3`.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from doubles.layered_steps import SIGNATURE, host
 from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_case, small_case
 from doubles.stage_choices import choices_of
 from hosts.joined import join
 from meshwise.planner.pipeline import layers_of
-from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.job.job import Job, TransportName, current_job
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.placement import placed
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.trace.layers.layering import Layering
 from oracle.one_device import run_traced, traced
@@ -66,6 +69,8 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
     for number in range(STEPS):
+        if number:
+            batch = on_first_process(batch)
         flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
         made = every_process.readable(made, pipeline.copier)
@@ -75,6 +80,14 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
         found[-1] = list(zip(made, shown, strict=True))
         state = jax.tree.unflatten(tree, made)[0]
     return found
+
+
+def on_first_process(batch: Any) -> Any:
+    """Return a batch of which only process 0 has something."""
+    mesh = Mesh([d for d in jax.devices() if not d.process_index], ("devices",))
+    leaves, tree = jax.tree.flatten(batch)
+    there = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.unflatten(tree, placed(leaves, [there] * len(leaves)))
 
 
 def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice]:
@@ -139,9 +152,11 @@ def _numbers(value: Any) -> np.ndarray[Any, Any]:
 
 if __name__ == "__main__":
     for name in join():
-        kind, number = name.split(":")
+        *transport, kind, number = name.split(":")
         found = current_job()
         assert found is not None
+        if transport:
+            found = replace(found, transport=cast(TransportName, transport[0]))
         chosen = _CASES[kind](int(number))
         check(chosen, found)
         print("passed", name, chosen, flush=True)  # noqa: T201 (for the test that reads it)

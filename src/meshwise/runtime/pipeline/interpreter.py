@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import ArrayLike
 
 from meshwise.graph.layout import Layout
@@ -29,6 +29,7 @@ from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.buffers import BufferSpecs
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
+from meshwise.runtime.pipeline.rows import rows_of_part
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.runtime.transports.transport import Transport
 from meshwise.schedules.schedule import Schedule
@@ -67,6 +68,7 @@ class Pipeline:
         state: The numbers of arguments that are overwritten.
         specs: The buffers of all meshes.
         steps: The instructions that this process takes part in, in order of dispatch.
+        crossing: The numbers of the transfers that every process takes part in.
         totals: For each program of a layer the bytes of one device while it runs, as its process
             says; none where this process is alone.
         job: The processes that run the step together; None where this one is alone.
@@ -85,6 +87,7 @@ class Pipeline:
     state: frozenset[int]
     specs: BufferSpecs
     steps: tuple[Step, ...]
+    crossing: frozenset[int]
     totals: tuple[int, ...]
     job: Job | None
     transport: Transport | None
@@ -143,13 +146,14 @@ class PipelineStep:
     def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array | None:
         """Return what is in a buffer when the step begins; None in another process.
 
-        Where the buffer is in another process and the argument in this one, it is sent there.
+        Where the buffer is in another process and the argument in this one, it is sent there; over
+        a collective transport this process takes part in what others send, too.
         """
         is_here = mesh in self.pipeline.indices
         if load.kind == "index":
             return self.pipeline.indices[mesh][load.microbatch] if is_here else None
         value = self.flat[load.number]
-        if not is_here and not _has_shards_here(value):
+        if not is_here and not self.pipeline.copier.takes_part(value):
             return None
         if load.kind == "rows":
             value = self.rows(load.number, load.microbatch)
@@ -169,6 +173,8 @@ class PipelineStep:
         layers = self.pipeline.layers
         dim, value = layers.split.batch_dims[argument], self.flat[argument]
         size = value.shape[dim] // self.pipeline.schedule.num_microbatches
+        if self.pipeline.copier.is_part(value) and isinstance(value.sharding, NamedSharding):
+            return rows_of_part(value, dim, microbatch * size, size)
         place = [slice(None)] * value.ndim
         place[dim] = slice(microbatch * size, (microbatch + 1) * size)
         return value[tuple(place)]
@@ -242,20 +248,27 @@ class PipelineStep:
             self.travelling[number] = sent
 
 
-def own_instructions(program: PipelineProgram, here: Collection[int]) -> tuple[Step, ...]:
+def own_instructions(
+    program: PipelineProgram, here: Collection[int], crossing: Collection[int] = ()
+) -> tuple[Step, ...]:
     """Return what a process dispatches: what its meshes do, and what others send to them.
 
     All processes take them from one order, so that none waits for an instruction that another one
-    has yet to dispatch and that waits for this one.
+    has yet to dispatch and that waits for this one (`verify_program`).
 
     Args:
         program: What all meshes do.
         here: The numbers of the meshes with devices of this process.
+        crossing: The numbers of the transfers that every process takes part in.
     """
     return tuple(
         Step(order, mesh, at, instruction)
         for order, (mesh, at, instruction) in enumerate(program.in_order())
-        if mesh in here or (isinstance(instruction, Send) and instruction.mesh in here)
+        if mesh in here
+        or (
+            isinstance(instruction, Send)
+            and (instruction.mesh in here or instruction.transfer in crossing)
+        )
     )
 
 
@@ -283,13 +296,6 @@ def copied(value: Array | np.ndarray) -> Array:
     if isinstance(value, jax.Array) and not value.addressable_shards:
         return value
     return jnp.array(value)
-
-
-def _has_shards_here(value: Array | np.ndarray) -> bool:
-    """Return whether part of an argument lies here that no other process has."""
-    if not isinstance(value, jax.Array) or isinstance(value.sharding, SingleDeviceSharding):
-        return False
-    return bool(value.addressable_shards)
 
 
 def put(

@@ -17,7 +17,7 @@ processes goes by a transport.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
@@ -37,6 +37,7 @@ from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
 from meshwise.runtime.placement import placed
 from meshwise.runtime.transports.joined_pieces import joined
+from meshwise.runtime.transports.places import boxes_of, of_numbers
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
 
 # A jitted function of tiles on one device.
@@ -50,7 +51,12 @@ class LocalPhase:
     Attributes:
         cuts: Programs that make pieces: the program, which values it takes, and which it makes.
         moves: Values that move inside the process, where to, and the numbers of the copies.
-        passages: Values that come from other processes, or go to them; signals among them.
+            passages=tuple(
+                m
+                for m in moves
+                if process_of(devices[m.source]) != process_of(devices[m.destination])
+                and (self._is_collective or m.source in mine or m.destination in mine)
+            ),
         joins: Programs that make tiles of pieces: the program, which values it takes, what it
             makes.
     """
@@ -107,6 +113,7 @@ class TileCopier:
         self._transport = transport
         self._host_of = host_of
         self._process = None if transport is None else transport.process
+        self._is_collective = transport is not None and transport.is_collective
         self._count = itertools.count()
         self._copies: dict[tuple[Any, ...], Copies] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -124,7 +131,8 @@ class TileCopier:
         """Return an array in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
-        every process that has devices on one of both sides makes the same call.
+        every process that has devices on one of both sides makes the same call; for a collective
+        transport every process does, in one order.
 
         Args:
             value: An array of any placement, pending or not, or what becomes one.  In a job an
@@ -140,7 +148,9 @@ class TileCopier:
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        if not isinstance(value, jax.Array) or self._is_everywhere(value):
+        if not isinstance(value, jax.Array) or (
+            self._transport is not None and not self.is_part(value)
+        ):
             if sharding.is_fully_addressable:
                 return jax.device_put(value, sharding, may_alias=False if own_memory else None)
             return placed([value], [sharding])[0]
@@ -170,9 +180,38 @@ class TileCopier:
         whole = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
         return array_of(whole, found)
 
-    def _is_everywhere(self, value: Array) -> bool:
-        """Return whether every process of a job has the whole of an array."""
-        return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
+    def is_part(self, value: ArrayLike) -> bool:
+        """Return whether a process of a job has only its part of a value, or nothing.
+
+        The answer is the same in every process.  Any other value is whole in all of them.
+
+        Args:
+            value: The value.
+        """
+        if not isinstance(value, jax.Array):
+            return False
+        if self._transport is None:
+            return not value.is_fully_addressable
+        return not isinstance(value.sharding, SingleDeviceSharding)
+
+    def takes_part(self, value: ArrayLike) -> bool:
+        """Return whether this process helps to bring a value to devices of other processes.
+
+        Args:
+            value: The value.
+        """
+        if not isinstance(value, jax.Array) or not self.is_part(value):
+            return False
+        return self._is_collective or bool(value.addressable_shards)
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the transport that this process failed; see `Transport.abandon`.
+
+        Args:
+            error: Why.
+        """
+        if self._transport is not None:
+            self._transport.abandon(error)
 
     def _put_keys(
         self,
@@ -188,12 +227,12 @@ class TileCopier:
             return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
         numbers = jax.eval_shape(jax.random.key_data, spec)
-        there = _of_numbers(sharding, numbers.ndim)
+        there = of_numbers(sharding, numbers.ndim)
         if value.addressable_shards:
             data = jax.random.key_data(value)
         else:
             assert isinstance(value.sharding, NamedSharding)
-            source = _of_numbers(value.sharding, numbers.ndim)
+            source = of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
         found = self.put(data, there, own_memory=own_memory, label=label, sending=sending)
         if found.addressable_shards:
@@ -263,7 +302,7 @@ class TileCopier:
                 "both must lie on devices of this process"
             )
         shape = tuple(value.shape)
-        boxes = _boxes(value.sharding, shape), _boxes(sharding, shape)
+        boxes = boxes_of(value.sharding, shape), boxes_of(sharding, shape)
         devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
         source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
@@ -316,7 +355,12 @@ class TileCopier:
                 tuple(devices[m.destination] for m in inside),
                 tuple(m.result for m in inside),
             ),
-            passages=tuple(m for m in moves if (m.source in mine) != (m.destination in mine)),
+            passages=tuple(
+                m
+                for m in moves
+                if process_of(devices[m.source]) != process_of(devices[m.destination])
+                and (self._is_collective or m.source in mine or m.destination in mine)
+            ),
             joins=tuple(
                 (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
@@ -353,21 +397,3 @@ def _parts_of(signal: Signal) -> tuple[Cut, Move]:
     place = tuple((0, 1) for _ in shape)
     cut = Cut(signal.source, signal.value, (place,), (element,))
     return cut, Move(element, signal.source, signal.destination, signal.result, shape)
-
-
-def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
-    """Return the sharding of the numbers of random keys, which have more dims, for a rank."""
-    spec = sharding.spec
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec, *[None] * (rank - len(spec))))
-
-
-def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:
-    """Return the elements that each device of a sharding has, of all processes."""
-    indices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
-    return {device: _box(index, shape) for device, index in indices.items()}
-
-
-def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """Return an index as JAX gives it."""
-    found = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop, _ in found)
