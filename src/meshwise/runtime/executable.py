@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
@@ -25,8 +25,9 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
+from meshwise.runtime.host_rows import HostRows, Span, rows_on_devices
 from meshwise.runtime.job.job import Job
-from meshwise.runtime.placement import placed
+from meshwise.runtime.placement import Argument, placed
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
@@ -84,17 +85,27 @@ class Executable:
             ),
         )
 
-    def place(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
+        """Return the rows of a batch leaf that devices of this process take."""
+        shape = self.traced.in_avals[position].shape
+        return rows_on_devices(self.in_shardings[position], shape, dim)
+
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> jax.Array:
+        """Return a batch leaf in the sharding of the plan."""
+        return placed([leaf], [self.in_shardings[position]])[0]
+
+    def place(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Return arguments in the shardings of the plan; those that are there already stay.
 
         Raises:
             StateLostError: an argument was donated to an earlier call.
+            DataError: rows that devices of this process take are not in it.
         """
         check_alive(leaves, self._names(range(len(leaves))))
         given = without_repeats(leaves, self.traced.donated)
         return placed(given, self.in_shardings)
 
-    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def run(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Run a step.
 
         Raises:

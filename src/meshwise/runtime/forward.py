@@ -9,15 +9,17 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
 from meshwise.runtime.executable import Executable, compile_step
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.runtime.host_rows import HostRows, Span
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.placement import Argument
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.part import border_spec
 from meshwise.spmd.program import concrete_mesh
@@ -62,11 +64,19 @@ class ForwardExecutable:
         """Where each flat argument lives; None for one that may be anywhere."""
         return self.ends.shardings
 
-    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+    def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
+        """Return all rows of a batch leaf: the devices are of this process."""
+        return ((0, self.user.original.in_avals[position].shape[dim]),)
+
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> Argument:
+        """Return the leaf, which moves to the stages that read it when the step begins."""
+        return leaf
+
+    def place(self, leaves: Sequence[Argument]) -> Sequence[Argument]:
         """Return the arguments: they move to the stages that read them when the step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def run(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Run the step; nothing is donated to it.
 
         Raises:

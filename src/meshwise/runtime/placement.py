@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,29 +11,62 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
+from meshwise.errors import DataError
+from meshwise.runtime.devices import array_of
+from meshwise.runtime.host_rows import HostRows
 
-def placed(values: Sequence[ArrayLike], wanted: Sequence[NamedSharding]) -> list[jax.Array]:
+# What a step takes as an argument.
+Argument: TypeAlias = ArrayLike | HostRows
+
+
+def placed(values: Sequence[Argument], wanted: Sequence[NamedSharding]) -> list[jax.Array]:
     """Return arrays in shardings; those that are there already stay.
 
     Args:
         values: Arrays.  What NumPy or one process holds is the whole array, the same in every
-            process, which takes what lies on its own devices.
+            process, which takes what lies on its own devices; `HostRows` are rows of it.
         wanted: The sharding of each.
+
+    Raises:
+        DataError: rows that lie on devices of this process are not in it, or an array of all
+            processes lies on other devices.
     """
     if all(sharding.is_fully_addressable for sharding in wanted):
-        return jax.device_put(list(values), list(wanted))
+        given = [value.whole() if isinstance(value, HostRows) else value for value in values]
+        return jax.device_put(given, list(wanted))
     return [_placed(value, sharding) for value, sharding in zip(values, wanted, strict=True)]
 
 
-def _placed(value: ArrayLike, sharding: NamedSharding) -> jax.Array:
+def _placed(value: Argument, sharding: NamedSharding) -> jax.Array:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return value if value.sharding == sharding else jax.device_put(value, sharding)
+        return _moved(value, sharding)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(value)
         names = (*sharding.spec, *[None] * (data.ndim - len(sharding.spec)))
         whole = NamedSharding(sharding.mesh, PartitionSpec(*names))
         return jax.random.wrap_key_data(_placed(data, whole), impl=str(jax.random.key_impl(value)))
-    host = np.asarray(value)
+    if isinstance(value, HostRows):
+        host, dtype = value, value.dtype
+    else:
+        host, dtype = np.asarray(value), jax.typeof(value).dtype
     return jax.make_array_from_callback(
-        host.shape, sharding, lambda index: host[index], dtype=jnp.asarray(value).dtype
+        host.shape, sharding, lambda index: host[index], dtype=dtype
     )
+
+
+def _moved(value: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Return an array of all processes in a sharding on the same devices."""
+    if value.sharding == sharding:
+        return value
+    if value.sharding.is_equivalent_to(sharding, value.ndim):
+        shards = [shard.data for shard in value.addressable_shards]
+        spec = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        return array_of(spec, shards)
+    if value.sharding.device_set != sharding.device_set:
+        raise DataError(
+            f"an array of shape {list(value.shape)} lies on {len(value.sharding.device_set)} "
+            f"devices of the job, and the step runs on {len(sharding.device_set)}; take its "
+            "batches from step.loader, or pass the whole array in every process"
+        )
+    # A program of all processes, with collectives between the devices.
+    return jax.device_put(value, sharding)

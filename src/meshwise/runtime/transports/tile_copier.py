@@ -14,67 +14,32 @@ processes goes by a transport.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
-from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
-from meshwise.resharding.route import Move, Phase, Route, route_once
-from meshwise.resharding.tiles import Box
+from meshwise.resharding.route import Phase, Route, route_once
+from meshwise.resharding.tiles import Box, num_elements, overlap
 from meshwise.runtime.devices import array_of
-from meshwise.runtime.placement import placed
+from meshwise.runtime.host_rows import HostRows
+from meshwise.runtime.placement import Argument, placed
+from meshwise.runtime.transports.copies import (
+    Copies,
+    LocalPhase,
+    Program,
+    Rows,
+    SourceTile,
+    part_of,
+    values_taken,
+)
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
-
-# A jitted function of tiles on one device.
-Program: TypeAlias = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPhase:
-    """The part of a phase of a route that one process carries out.
-
-    Attributes:
-        cuts: Programs that make pieces: the program, which value it takes, and which it makes.
-        moves: Values that move inside the process, where to, and the numbers of the copies.
-        passages: Values that come from other processes, or go to them.
-        joins: Programs that make tiles of pieces: the program, which values it takes, what it
-            makes.
-    """
-
-    cuts: tuple[tuple[Program, int, tuple[int, ...]], ...]
-    moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
-    passages: tuple[Move, ...]
-    joins: tuple[tuple[Program, tuple[int, ...], int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """How arrays of one shape get from one sharding to another, as one process sees it.
-
-    Attributes:
-        crossing_bytes: That devices are sent which do not hold them, in all processes.
-        copied_bytes: That further devices of the destination copy from those.
-        devices: The devices, by their numbers in the route.
-        held: For each shard of the source in this process the number of its value.
-        phases: What is done, in order.
-        shards: For each device of the destination in this process the value that lies there.
-        shared: Places among `shards` of tiles of the source.
-    """
-
-    crossing_bytes: int
-    copied_bytes: int
-    devices: tuple[Any, ...]
-    held: tuple[int, ...]
-    phases: tuple[LocalPhase, ...]
-    shards: tuple[int, ...]
-    shared: tuple[int, ...]
 
 
 class TileCopier:
@@ -94,13 +59,14 @@ class TileCopier:
 
     def put(
         self,
-        value: ArrayLike,
+        value: Argument,
         sharding: NamedSharding,
         *,
+        rows: Rows | None = None,
         own_memory: bool = False,
         label: str | None = None,
     ) -> Array:
-        """Return an array in a sharding.
+        """Return an array, or rows of it, in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
         every process that has devices on one of both sides makes the same call.
@@ -109,48 +75,66 @@ class TileCopier:
             value: An array of any placement, pending or not, or what becomes one.  In a job an
                 array without a mesh is the same in every process.
             sharding: Where it goes; devices may be on both sides.
+            rows: Those that go; None for all.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
+            DataError: rows that lie on devices of this process are not in it.
         """
         if label is None:
             label = f"array {next(self._count)}"
         if not isinstance(value, jax.Array) or self._is_everywhere(value):
-            if sharding.is_fully_addressable:
-                return jax.device_put(value, sharding, may_alias=False if own_memory else None)
-            return placed([value], [sharding])[0]
-        if value.sharding == sharding and not own_memory:
+            return self._put_host(_taken(value, rows), sharding, own_memory=own_memory)
+        if rows is None and value.sharding == sharding and not own_memory:
             return value
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            return self._put_keys(value, sharding, own_memory=own_memory, label=label)
-        if not value.size:
+            return self._put_keys(value, sharding, rows, own_memory=own_memory, label=label)
+        shape = _shape(value, rows)
+        if not math.prod(shape):
             # Nothing to move, and no reason to wait.
-            return placed([np.zeros(value.shape, value.dtype)], [sharding])[0]
-        copies = self.copies(value, sharding)
-        shards = (shard.data for shard in value.addressable_shards)
-        values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
+            return placed([np.zeros(shape, value.dtype)], [sharding])[0]
+        copies = self.copies(value, sharding, rows)
+        shards = value.addressable_shards
+        values: dict[int, Array] = {}
+        for tile in copies.source:
+            data = shards[tile.shard].data
+            values[tile.value] = tile.program(data, tile.starts) if tile.program else data
         for phase in copies.phases:
             self._carry_out(phase, values, copies.devices, value.dtype, label)
         found = [values[n] for n in copies.shards]
         if own_memory:
             for n in copies.shared:
                 found[n] = jnp.copy(found[n])
-        whole = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        whole = jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
         return array_of(whole, found)
+
+    def _put_host(self, value: Argument, sharding: NamedSharding, *, own_memory: bool) -> Array:
+        """Return what this process has of an array, or the whole array, in a sharding."""
+        if not sharding.is_fully_addressable:
+            return placed([value], [sharding])[0]
+        given = value.whole() if isinstance(value, HostRows) else value
+        return jax.device_put(given, sharding, may_alias=False if own_memory else None)
 
     def _is_everywhere(self, value: Array) -> bool:
         """Return whether every process of a job has the whole of an array."""
         return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
 
     def _put_keys(
-        self, value: Array, sharding: NamedSharding, *, own_memory: bool, label: str
+        self,
+        value: Array,
+        sharding: NamedSharding,
+        rows: Rows | None,
+        *,
+        own_memory: bool,
+        label: str,
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
-            return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
+            given = jnp.copy(value) if own_memory and rows is None else _taken(value, rows)
+            return jax.device_put(given, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
         numbers = jax.eval_shape(jax.random.key_data, spec)
         there = _of_numbers(sharding, numbers.ndim)
@@ -160,10 +144,11 @@ class TileCopier:
             assert isinstance(value.sharding, NamedSharding)
             source = _of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
-        found = self.put(data, there, own_memory=own_memory, label=label)
+        found = self.put(data, there, rows=rows, own_memory=own_memory, label=label)
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
-        return array_of(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding), [])
+        shape = _shape(value, rows)
+        return array_of(jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding), [])
 
     def _carry_out(
         self,
@@ -200,28 +185,29 @@ class TileCopier:
         for program, given, result in phase.joins:
             values[result] = program(*(values[n] for n in given))
 
-    def copies(self, value: jax.Array, sharding: NamedSharding) -> Copies:
-        """Return what is done for an array.
+    def copies(self, value: jax.Array, sharding: NamedSharding, rows: Rows | None = None) -> Copies:
+        """Return what is done for an array, or rows of it.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        key = value.shape, value.dtype, value.sharding, sharding
+        key = value.shape, value.dtype, value.sharding, sharding, rows
         found = self._copies.get(key)
         if found is None:
-            found = self._copies[key] = self._found(value, sharding)
+            found = self._copies[key] = self._found(value, sharding, rows)
         return found
 
-    def _found(self, value: jax.Array, sharding: NamedSharding) -> Copies:
+    def _found(self, value: jax.Array, sharding: NamedSharding, rows: Rows | None) -> Copies:
         is_here = value.is_fully_addressable and sharding.is_fully_addressable
         if self._transport is None and not is_here:
             raise TransportError(
                 f"an array of shape {list(value.shape)} goes from {value.sharding} to {sharding}: "
                 "both must lie on devices of this process"
             )
-        shape = tuple(value.shape)
-        source = _boxes(value.sharding, shape)
-        destination = _boxes(sharding, shape)
+        wanted = None if rows is None else rows.box(value.shape)
+        whole = _boxes(value.sharding, value.shape)
+        source = {d: p for d, box in whole.items() if num_elements(p := part_of(box, wanted))}
+        destination = _boxes(sharding, _shape(value, rows))
         devices = tuple(dict.fromkeys((*source, *destination)))
         number = {d: n for n, d in enumerate(devices)}
         route = route_once(
@@ -230,18 +216,34 @@ class TileCopier:
             [device.process_index for device in devices],
         )
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
-        held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
+        phases = self._phases(route, mine, devices)
         there = [number[d] for d in destination if number[d] in mine]
         shards = tuple(route.shards[n] for n in there)
+        used = set(shards).union(*(values_taken(phase) for phase in phases))
+        tiles = [
+            self._source_tile(n, route.held[number[s.device]], whole[s.device], wanted)
+            for n, s in enumerate(value.addressable_shards)
+            if s.device in source and route.held[number[s.device]] in used
+        ]
+        held = {tile.value for tile in tiles if tile.program is None}
         size = value.dtype.itemsize
         return Copies(
             crossing_bytes=size * route.crossing_elements,
             copied_bytes=size * route.copied_elements,
             devices=devices,
-            held=held,
-            phases=self._phases(route, mine, devices),
+            source=tuple(tiles),
+            phases=phases,
             shards=shards,
             shared=tuple(n for n, v in enumerate(shards) if v in held),
+        )
+
+    def _source_tile(self, shard: int, number: int, box: Box, wanted: Box | None) -> SourceTile:
+        """Return how the wanted part of a shard is had."""
+        part = box if wanted is None else overlap(box, wanted)
+        starts = np.array([a - first for (a, _), (first, _) in zip(part, box, strict=True)])
+        program = None if part == box else self.taker(tuple(b - a for a, b in part))
+        return SourceTile(
+            shard=shard, value=number, program=program, starts=starts.astype(np.int32)
         )
 
     def _phases(
@@ -268,6 +270,17 @@ class TileCopier:
             ),
         )
 
+    def taker(self, shape: tuple[int, ...]) -> Program:
+        """Return the program that takes a part of a shape; where it begins is an argument.
+
+        One program serves all micro-batches.
+        """
+
+        def take(tile: Array, starts: Array) -> Array:
+            return lax.dynamic_slice(tile, list(starts), shape)
+
+        return self._programs.setdefault(("take", shape), jax.jit(take))
+
     def cutter(self, parts: tuple[Box, ...]) -> Program:
         """Return the program that takes parts, given by their places in its operand."""
 
@@ -287,6 +300,24 @@ class TileCopier:
             return rest[0]
 
         return self._programs.setdefault(("join", counts), jax.jit(join))
+
+
+def _taken(value: Argument, rows: Rows | None) -> Argument:
+    """Return rows of what this process has."""
+    if rows is None:
+        return value
+    if isinstance(value, HostRows):
+        return value.between(rows.start, rows.stop)
+    assert isinstance(value, (jax.Array, np.ndarray))
+    return value[(*[slice(None)] * rows.dim, slice(rows.start, rows.stop))]
+
+
+def _shape(value: Array, rows: Rows | None) -> tuple[int, ...]:
+    """Return the shape of rows of an array."""
+    shape = list(value.shape)
+    if rows is not None:
+        shape[rows.dim] = rows.stop - rows.start
+    return tuple(shape)
 
 
 def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
