@@ -1,0 +1,133 @@
+"""Rows that each process has of its own become the arrays of a whole batch."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from meshwise.errors import DataError
+from meshwise.runtime.host_rows import HostRows
+from meshwise.runtime.job.agreement import differences
+from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.placement import placed
+
+# Processes come with a batch of a new shape together, or one of them has another shape.
+_PATIENCE_S = 20.0
+
+
+def host_batch(rows: Any, *, batch_dims: Any = 0) -> Any:
+    """Return a batch of which each process of a job gives equally many rows.
+
+    The rows of process p are the p-th part of the batch, as in
+    `jax.make_array_from_process_local_data`.  They lie on all devices, and move from there to
+    where a step wants them: `step.loader` reads them there at once.
+
+    Args:
+        rows: A pytree of NumPy arrays: the rows of this process.
+        batch_dims: The batch dim: one for all leaves, or a pytree prefix of `rows`; None for a
+            leaf that is not batch data, which stays as it is.
+
+    Returns:
+        A pytree of arrays of all processes; without a job `rows`.
+
+    Raises:
+        DataError: processes have different numbers of rows, shapes, dtypes or trees; a leaf has no
+            such dim or lies in several processes already.
+    """
+    job = current_job()
+    if job is None:
+        return rows
+    leaves, tree = jax.tree_util.tree_flatten_with_path(rows)
+    dims = _dims(rows, batch_dims, len(leaves))
+    names = [f"rows{jax.tree_util.keystr(path)}" for path, _ in leaves]
+    parts = [_Part(*each, dim) for each, dim in zip(_named(names, leaves), dims, strict=True)]
+    _check_equal(job, tuple((part.name, part.text) for part in parts))
+    return jax.tree.unflatten(tree, [part.whole(job) for part in parts])
+
+
+class _Part:
+    """A leaf of this process."""
+
+    def __init__(self, name: str, value: Any, dim: int | None) -> None:
+        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+            raise DataError(f"{name} lies in several processes already; pass it to the step")
+        self.name, self.value = name, value
+        self.array = value if dim is None else np.asarray(value)
+        rank = np.ndim(self.array)
+        if dim is not None and not -rank <= dim < rank:
+            raise DataError(
+                f"batch_dims says that dim {dim} of {name} is the batch, but its shape is "
+                f"{list(np.shape(self.array))}; name one of its {rank} dims, or None if it is not "
+                "batch data"
+            )
+        self.dim = None if dim is None else dim % rank
+
+    @property
+    def text(self) -> str:
+        """What must be equal in all processes."""
+        kind = jax.typeof(self.array)
+        what = "no batch data" if self.dim is None else f"rows along dim {self.dim}"
+        return f"{kind.dtype}{list(kind.shape)}, {what}"
+
+    def whole(self, job: Job) -> Any:
+        """Return the leaf of the whole batch."""
+        if self.dim is None:
+            return self.value
+        count = self.array.shape[self.dim]
+        shape = list(self.array.shape)
+        shape[self.dim] *= job.num_processes
+        pieces = [(job.process * count, self.array)]
+        dtype = jax.typeof(self.array).dtype
+        whole = HostRows(shape, dtype, dim=self.dim, pieces=pieces, name=self.name)
+        return placed([whole], [_spread(self.dim, count)])[0]
+
+
+def _named(names: list[str], leaves: list[Any]) -> list[tuple[str, Any]]:
+    return [(name, value) for name, (_, value) in zip(names, leaves, strict=True)]
+
+
+def _dims(rows: Any, batch_dims: Any, count: int) -> list[int | None]:
+    """Return the batch dim of each leaf."""
+    if batch_dims is None or isinstance(batch_dims, int):
+        return [batch_dims] * count
+    marks = jax.tree.map(lambda d: (d,), batch_dims, is_leaf=lambda d: d is None)
+    try:
+        found = jax.tree.broadcast(marks, rows, is_leaf=lambda d: isinstance(d, tuple))
+    except ValueError as error:
+        raise DataError(
+            f"batch_dims={batch_dims!r} does not fit the tree of the rows, "
+            f"{jax.tree.structure(rows)}; give one number, or a tree with its keys"
+        ) from error
+    return [dim for (dim,) in jax.tree.leaves(found, is_leaf=lambda d: isinstance(d, tuple))]
+
+
+@lru_cache(maxsize=256)
+def _check_equal(job: Job, facts: tuple[tuple[str, str], ...]) -> None:
+    """Compare shapes with the other processes, once for each that is new here."""
+    topic = "a batch of mw.host_batch with new shapes"
+    texts = job.exchange(topic, json.dumps(dict(facts)), patience_s=_PATIENCE_S)
+    found = differences([json.loads(text) for text in texts])
+    if found:
+        raise DataError(
+            f"the processes give mw.host_batch different parts: {'; '.join(found)}. Each process "
+            "must give equally many rows, of one shape and dtype"
+        )
+
+
+def _spread(dim: int, count: int) -> NamedSharding:
+    """Return where a batch lies with so many rows of each process: on devices of that process."""
+    groups: dict[int, list[Any]] = defaultdict(list)
+    for device in jax.devices():
+        groups[device.process_index].append(device)
+    devices = [groups[process] for process in sorted(groups)]
+    if len(set(map(len, devices))) > 1:
+        devices = [some[:1] for some in devices]
+    mesh = Mesh(np.array(devices, object), ("process", "device"))
+    parts = mesh.axis_names if count % len(devices[0]) == 0 else "process"
+    return NamedSharding(mesh, PartitionSpec(*[None] * dim, parts))
