@@ -45,13 +45,14 @@ def _placed(value: Argument, sharding: NamedSharding) -> jax.Array:
         names = (*sharding.spec, *[None] * (data.ndim - len(sharding.spec)))
         whole = NamedSharding(sharding.mesh, PartitionSpec(*names))
         return jax.random.wrap_key_data(_placed(data, whole), impl=str(jax.random.key_impl(value)))
-    if isinstance(value, HostRows):
-        host, dtype = value, value.dtype
-    else:
-        host, dtype = np.asarray(value), jax.typeof(value).dtype
-    return jax.make_array_from_callback(
-        host.shape, sharding, lambda index: host[index], dtype=dtype
-    )
+    host = value if isinstance(value, HostRows) else np.asarray(value)
+    dtype = jax.typeof(value).dtype if not isinstance(value, HostRows) else value.dtype
+
+    def on_device(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
+        return host[index]
+
+    return jax.make_array_from_callback(host.shape, sharding, on_device, dtype=dtype)
 
 
 def _moved(value: jax.Array, sharding: NamedSharding) -> jax.Array:

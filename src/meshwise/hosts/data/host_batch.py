@@ -45,40 +45,38 @@ def host_batch(rows: Any, *, batch_dims: Any = 0) -> Any:
         return rows
     leaves, tree = jax.tree_util.tree_flatten_with_path(rows)
     dims = _dims(rows, batch_dims, len(leaves))
-    names = [f"rows{jax.tree_util.keystr(path)}" for path, _ in leaves]
-    parts = [_Part(*each, dim) for each, dim in zip(_named(names, leaves), dims, strict=True)]
-    _check_equal(job, tuple((part.name, part.text) for part in parts))
-    return jax.tree.unflatten(tree, [part.whole(job) for part in parts])
+    parts = [
+        value if dim is None else _Rows(f"rows{jax.tree_util.keystr(path)}", value, dim)
+        for (path, value), dim in zip(leaves, dims, strict=True)
+    ]
+    _check_equal(job, tuple((part.name, part.text) for part in parts if isinstance(part, _Rows)))
+    whole = (part.whole(job) if isinstance(part, _Rows) else part for part in parts)
+    return jax.tree.unflatten(tree, list(whole))
 
 
-class _Part:
-    """A leaf of this process."""
+class _Rows:
+    """The rows of a leaf in this process."""
 
-    def __init__(self, name: str, value: Any, dim: int | None) -> None:
+    def __init__(self, name: str, value: Any, dim: int) -> None:
         if isinstance(value, jax.Array) and not value.is_fully_addressable:
             raise DataError(f"{name} lies in several processes already; pass it to the step")
-        self.name, self.value = name, value
-        self.array = value if dim is None else np.asarray(value)
-        rank = np.ndim(self.array)
-        if dim is not None and not -rank <= dim < rank:
+        self.name, self.array = name, np.asarray(value)
+        rank = self.array.ndim
+        if not -rank <= dim < rank:
             raise DataError(
                 f"batch_dims says that dim {dim} of {name} is the batch, but its shape is "
-                f"{list(np.shape(self.array))}; name one of its {rank} dims, or None if it is not "
+                f"{list(self.array.shape)}; name one of its {rank} dims, or None if it is not "
                 "batch data"
             )
-        self.dim = None if dim is None else dim % rank
+        self.dim = dim % rank
 
     @property
     def text(self) -> str:
         """What must be equal in all processes."""
-        kind = jax.typeof(self.array)
-        what = "no batch data" if self.dim is None else f"rows along dim {self.dim}"
-        return f"{kind.dtype}{list(kind.shape)}, {what}"
+        return f"{self.array.dtype}{list(self.array.shape)} with rows along dim {self.dim}"
 
-    def whole(self, job: Job) -> Any:
+    def whole(self, job: Job) -> jax.Array:
         """Return the leaf of the whole batch."""
-        if self.dim is None:
-            return self.value
         count = self.array.shape[self.dim]
         shape = list(self.array.shape)
         shape[self.dim] *= job.num_processes
@@ -86,10 +84,6 @@ class _Part:
         dtype = jax.typeof(self.array).dtype
         whole = HostRows(shape, dtype, dim=self.dim, pieces=pieces, name=self.name)
         return placed([whole], [_spread(self.dim, count)])[0]
-
-
-def _named(names: list[str], leaves: list[Any]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, (_, value) in zip(names, leaves, strict=True)]
 
 
 def _dims(rows: Any, batch_dims: Any, count: int) -> list[int | None]:

@@ -61,7 +61,7 @@ def order_of(num_examples: int, seed: int | None) -> Order:
 
 def _grain_shuffle() -> Shuffle:
     try:
-        from grain.experimental import index_shuffle  # pyright: ignore[reportMissingImports]
+        from grain.experimental import index_shuffle
     except ImportError as error:
         raise DataError(
             "examples are shuffled by Grain, which is not installed; install meshwise[data], or "
