@@ -83,8 +83,8 @@ class Loader:
             start: The state of an earlier loader of the same examples.
 
         Raises:
-            DataError: the source does not fit the batch, the state is that of other examples or
-                of another order, or Grain is not installed.
+            DataError: the source does not fit the batch or has less than one, the state is that of
+                other examples or of another order, or Grain is not installed.
         """
         self._use = use
         self._prefetch = options.prefetch
@@ -93,6 +93,11 @@ class Loader:
         num_examples = self._sources.num_examples
         self._order = order_of(num_examples, options.seed if options.shuffle else None)
         self._stop = None if options.epochs is None else options.epochs * num_examples
+        if self._stop is not None and self._stop < use.num_rows:
+            raise DataError(
+                f"the source has {num_examples} examples, and epochs={options.epochs} of them are "
+                f"fewer than one batch of {use.num_rows}; take a smaller batch, or more epochs"
+            )
         self._shelf = shelf_of(use.leaves, use.spans)
         self._place = 0 if start is None else self._started(start)
         self._readers: Readers | None = None

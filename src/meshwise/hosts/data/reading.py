@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,6 +19,9 @@ import numpy as np
 from meshwise.hosts.data.order import Order
 from meshwise.hosts.data.sources import Leaf, Sources
 from meshwise.runtime.host_rows import HostRows, Span
+
+# How long a batch may take before the user is told.
+_TELL_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,12 @@ class Reading:
         Raises:
             DataError: an example does not fit the batch; and whatever the source raises.
         """
-        self._done.wait()
+        while not self._done.wait(_TELL_EVERY_S):
+            warnings.warn(
+                f"the source has not given the rows of a batch for {_TELL_EVERY_S:.0f} s; see "
+                "whether it still reads",
+                stacklevel=3,
+            )
         if self._error is not None:
             raise self._error
         return [

@@ -87,9 +87,10 @@ class Sources:
             lengths = [len(part.source) for part in self._parts]
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"the source does not fit the batch, which has the tree "
-                f"{jax.tree.structure(batch)} ({str(error).splitlines()[0]}); pass one object with __len__ and "
-                "__getitem__ that gives whole examples, or one for each leaf of the batch"
+                "the source does not fit the batch, which has the tree "
+                f"{jax.tree.structure(batch)} ({str(error).splitlines()[0]}); pass one object "
+                "with __len__ and __getitem__ that gives whole examples, or one for each leaf of "
+                "the batch"
             ) from error
         if len(set(lengths)) != 1:
             told = (
