@@ -1,12 +1,17 @@
 """Threads that read batches ahead, row by row.
 
-They are daemons: a source that never answers does not keep the process from its end.
+They are daemons: a source that never answers does not keep the process from its end.  But a daemon
+that comes back into Python while the interpreter shuts down may abort the process, if it comes from
+C++ (seen with pybind11 on Python 3.11).  So the end of the process waits a moment for the rows that
+are being read.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +21,15 @@ from weakref import finalize
 
 import numpy as np
 
+from meshwise.errors import DataError
 from meshwise.hosts.data.order import Order
 from meshwise.hosts.data.sources import Leaf, Sources
 from meshwise.runtime.host_rows import HostRows, Span
 
 # How long a batch may take before the user is told.
 _TELL_EVERY_S = 60.0
+# How long the end of the process waits for rows that are being read.
+_LEAVE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +65,16 @@ def shelf_of(leaves: Sequence[Leaf], spans: Sequence[Sequence[Span]]) -> Shelf:
 class Reading:
     """A batch while it is read."""
 
-    def __init__(self, shelf: Shelf, first: int, num_parts: int) -> None:
+    def __init__(self, shelf: Shelf, examples: Mapping[int, int], num_parts: int) -> None:
         """Make room for it.
 
         Args:
             shelf: Which rows go where.
-            first: The place of its first row in the order of the examples.
+            examples: For each row the number of its example.
             num_parts: In how many parts it is read.
         """
-        self.first = first
         self._shelf = shelf
+        self._examples = examples
         self._pieces = [
             [np.empty(_run_shape(leaf, span), leaf.dtype) for span in spans]
             for leaf, spans in zip(shelf.leaves, shelf.spans, strict=True)
@@ -76,19 +84,20 @@ class Reading:
         self._left = itertools.count(num_parts - 1, -1)
         self._done = threading.Event()
 
-    def read(self, rows: Sequence[int], order: Order, sources: Sources) -> None:
+    def read(self, rows: Sequence[int], sources: Sources, ending: threading.Event) -> None:
         """Read a part, in one of the threads; what goes wrong is kept.
 
         Args:
             rows: The rows of the part.
-            order: The order of the examples.
-            sources: Where they come from.
+            sources: Where examples come from.
+            ending: Is set when no more is to be read.
         """
         for row in rows:
+            if ending.is_set() and self._error is None:
+                self._error = DataError("the loader was closed while a batch was read")
             if self._is_unwanted or self._error is not None:
                 break
-            example = order.example(self.first + row)
-            wanted = self._shelf.rows[row]
+            example, wanted = self._examples[row], self._shelf.rows[row]
             try:
                 for leaf, value in sources.read(example, wanted).items():
                     run, place = wanted[leaf]
@@ -147,15 +156,12 @@ class Readers:
             num_threads: How many there are.
         """
         self._shelf = shelf
+        self._order = order
         rows = list(shelf.rows)
         parts = (rows[n::num_threads] for n in range(num_threads))
         self._parts = [part for part in parts if part] or [[]]
-        self._tasks: SimpleQueue[tuple[Reading, list[int]] | None] = SimpleQueue()
-        for n in range(num_threads):
-            threading.Thread(
-                target=_work, args=(self._tasks, order, sources), name=f"reader {n}", daemon=True
-            ).start()
-        self.close = finalize(self, _end, self._tasks, num_threads)
+        self._crew = _Crew(sources, num_threads)
+        self.close = finalize(self, self._crew.end)
 
     def begin(self, first: int) -> Reading:
         """Begin to read a batch.
@@ -163,24 +169,49 @@ class Readers:
         Args:
             first: The place of its first row in the order of the examples.
         """
-        reading = Reading(self._shelf, first, len(self._parts))
+        examples = {row: self._order.example(first + row) for row in self._shelf.rows}
+        reading = Reading(self._shelf, examples, len(self._parts))
         for part in self._parts:
-            self._tasks.put((reading, part))
+            self._crew.tasks.put((reading, part))
         return reading
+
+
+class _Crew:
+    """Threads at work, which keep this object; it knows nothing of who gives them work."""
+
+    def __init__(self, sources: Sources, num_threads: int) -> None:
+        self.tasks: SimpleQueue[tuple[Reading, list[int]] | None] = SimpleQueue()
+        self._sources = sources
+        self._ending = threading.Event()
+        self._left = itertools.count(num_threads - 1, -1)
+        self._threads = [
+            threading.Thread(target=self._work, name=f"reader {n}", daemon=True)
+            for n in range(num_threads)
+        ]
+        atexit.register(self._leave)
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Have the threads end when the source has answered them."""
+        self._ending.set()
+        for _ in self._threads:
+            self.tasks.put(None)
+
+    def _work(self) -> None:
+        while (task := self.tasks.get()) is not None and not self._ending.is_set():
+            reading, rows = task
+            reading.read(rows, self._sources, self._ending)
+        if not next(self._left):
+            atexit.unregister(self._leave)
+
+    def _leave(self) -> None:
+        """Wait for the threads, as long as a source that works takes for a row."""
+        self.end()
+        deadline = time.monotonic() + _LEAVE_S
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0))
 
 
 def _run_shape(leaf: Leaf, span: Span) -> tuple[int, ...]:
     return (*leaf.shape[: leaf.dim], span[1] - span[0], *leaf.shape[leaf.dim + 1 :])
-
-
-def _work(
-    tasks: SimpleQueue[tuple[Reading, list[int]] | None], order: Order, sources: Sources
-) -> None:
-    while (task := tasks.get()) is not None:
-        reading, rows = task
-        reading.read(rows, order, sources)
-
-
-def _end(tasks: SimpleQueue[tuple[Reading, list[int]] | None], num_threads: int) -> None:
-    for _ in range(num_threads):
-        tasks.put(None)
