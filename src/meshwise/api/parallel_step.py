@@ -133,15 +133,16 @@ class ParallelStep(PlannedStep):
                 "jax.grad, jax.vmap and jax.lax.scan cannot go through it; call it with arrays, "
                 "and put what is around it into the step itself"
             )
-        self._compare(binding, call)
-        fitting = self._executable(binding, call)
+        key = self._key(binding, call)
+        self._compare(key, binding, call)
+        fitting = self._compiled(key, self._plan(binding, call))
         self._recent[shape] = self._last = fitting
         out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.out_tree, out)
 
-    def _compare(self, binding: Binding, call: Call) -> None:
+    def _compare(self, key: Hashable, binding: Binding, call: Call) -> None:
         """Compare the batch of the first call of its kind with that of other processes."""
-        job, key = self._job(), self._key(binding, call)
+        job = self._job()
         if job is not None and key not in self._compared:
             check_same_rows(job, self._options.name, list(batch_leaves(binding, call)))
             self._compared.add(key)
@@ -365,6 +366,7 @@ class ParallelStep(PlannedStep):
         )
         if not has_stages(self._request.method):
             raise refusal
+        self._compare(self._key(binding, call), binding, call)
         executable = self._executable(binding, call)
         if not isinstance(executable, PipelineExecutable):
             raise refusal

@@ -57,7 +57,8 @@ def _text(value: Any) -> str | None:
         if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
     array = np.ascontiguousarray(value)
-    digest = hashlib.blake2b(array.data, digest_size=6).hexdigest()
+    # Not all dtypes of JAX are buffers of Python.
+    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8), digest_size=6).hexdigest()
     return f"{array.dtype}{list(np.shape(value))} with digest {digest}"
 
 
