@@ -80,7 +80,7 @@ def test_a_pipeline_over_two_processes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "kind"), [((1, 1, 1, 1), "mesh"), ((2, 2), "pipeline"), ((1, 1, 2), "pipeline")]
+    ("devices", "kind"), [((1, 1, 1, 1), "mesh"), ((2, 2), "pipeline"), ((1, 1, 1, 1), "pipeline")]
 )
 def test_other_numbers_of_processes(devices: tuple[int, ...], kind: str) -> None:
     asked = [{"do": "load", "kind": kind, "first": 1}, {"do": "whole_examples", "kind": kind}]
