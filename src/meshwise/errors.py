@@ -43,6 +43,10 @@ class DataError(MeshwiseError):
     """Batch data is not what the step needs: rows are absent, wrong, or differ in processes."""
 
 
+class LaunchError(MeshwiseError):
+    """The processes of a job cannot be started."""
+
+
 class TransportError(MeshwiseError):
     """A transfer between meshes failed."""
 

@@ -55,7 +55,7 @@ def run_job(
     """
     address = f"127.0.0.1:{free_port()}"
     path = os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "NPROC": "16"}
     started: list[tuple[subprocess.Popen[bytes], object]] = []
     deadline = time.monotonic() + limit_s
     try:

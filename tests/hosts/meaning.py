@@ -7,9 +7,12 @@ part of the rows, for `mw.host_batch`.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -24,11 +27,13 @@ from meshwise.hosts.data.host_batch import host_batch
 from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.host_rows import HostRows
 from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
 from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.scalars import EveryProcess
+from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.stacks.unstack import Unstacked
 from oracle.one_device import run_traced, traced
 from oracle.problem import quick_jit
@@ -109,7 +114,7 @@ def over_processes(
     """The same by a pipeline over the processes of the job."""
     statistics = "local" if case.model == "wide-resnet" else "exact"
     layers, _ = layers_of(step, args, {}, SIGNATURE, case.num_layers, statistics=statistics)
-    pipeline = make_pipeline(layers, choices_of(layers, case), case.schedule, job)
+    pipeline = make_pipeline(layers, _choices(layers, case, job), case.schedule, job)
     assert layers.ends is not None
     ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
     every_process = EveryProcess(pipeline.copier)
@@ -124,13 +129,27 @@ def over_processes(
             leaves = own_parts(layers.ends, leaves)
         flat, _ = ends.arguments(leaves)
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
-        made = every_process.readable(made, f"step {number}")
+        made = every_process.readable(made)
         found.append(made)
         jax.block_until_ready(made)
         shown = [[(s.index, host(s.data)) for s in x.addressable_shards] for x in made]
         found[-1] = list(zip(made, shown, strict=True))
         state = jax.tree.unflatten(tree, made)[0]
     return found
+
+
+def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice]:
+    """Return the stages of a case as process 0 plans them."""
+    own: list[StageChoice] = []
+
+    def plan() -> str:
+        own.extend(choices_of(layers, case))
+        told = [replace(choice, devices=tuple(d.id for d in choice.devices)) for choice in own]
+        return base64.b64encode(pickle.dumps(told)).decode()
+
+    told = pickle.loads(base64.b64decode(job.from_first("the stages", plan)))
+    devices = {device.id: device for device in jax.devices()}
+    return [replace(c, devices=tuple(devices[n] for n in c.devices)) for c in told]
 
 
 def check(case: PipelineCase, job: Job, kind: str) -> None:

@@ -31,3 +31,10 @@ def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
 )
 def test_a_pipeline_over_processes_is_the_step(devices: tuple[int, ...], cases: list[str]) -> None:
     assert_meaning(devices, cases)
+
+
+def test_steps_as_users_write_them_run_over_processes() -> None:
+    ended = run_job("hosts.steps", (2, 2), limit_s=200)
+    for process in ended:
+        assert process.code == 0, texts(ended)
+        assert "passed" in process.text, texts(ended)

@@ -41,7 +41,15 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 @pytest.mark.parametrize(
-    "module", ["meshwise", "meshwise.cli.doctor", "meshwise.cli.solve", "meshwise.cluster.spec"]
+    "module",
+    [
+        "meshwise",
+        "meshwise.cli.doctor",
+        "meshwise.cli.launch",
+        "meshwise.cli.solve",
+        "meshwise.cluster.spec",
+        "meshwise.hosts.worker",
+    ],
 )
 def test_what_needs_no_jax_does_not_load_it(module: str):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"

@@ -31,6 +31,6 @@ def compile_planned(planned: PlannedCall, job: Job | None = None) -> StepExecuta
         case PlannedPipeline():
             return compile_pipeline(planned.layers, planned.plan, planned.decisions, job)
         case FollowedStages():
-            return compile_forward(planned)
+            return compile_forward(planned, job)
         case _:
             raise TypeError(f"{type(planned).__name__} is not a planned step")

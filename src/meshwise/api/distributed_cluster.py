@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from meshwise.jax_compat import job_state
 from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
 from meshwise.runtime.job.agreement import check_agreement
 from meshwise.runtime.job.job import current_job
+from meshwise.system.cores import usable_cores
 
 # The processes of a job begin together: one that is not here by then does not come.
 _PATIENCE_S = 30.0
@@ -72,6 +74,7 @@ class ProcessDevices:
         count: How many there are.
         memory_bytes: What JAX may use of each; None if it does not say.
         machine_bytes: The memory of the machine.
+        threads: Threads with which XLA:CPU runs programs.
     """
 
     machine: str
@@ -80,6 +83,7 @@ class ProcessDevices:
     count: int
     memory_bytes: int | None
     machine_bytes: int
+    threads: int
 
 
 def cluster_of(processes: Sequence[ProcessDevices]) -> ClusterSpec:
@@ -99,6 +103,7 @@ def cluster_of(processes: Sequence[ProcessDevices]) -> ClusterSpec:
             "JAX_PLATFORMS to one of them in every process"
         )
     if "cpu" in platforms:
+        _check_threads(processes)
         sharing = Counter[str]()
         for each in processes:
             sharing[each.machine] += each.count
@@ -120,6 +125,22 @@ def cluster_of(processes: Sequence[ProcessDevices]) -> ClusterSpec:
     return ClusterSpec(
         name=name, groups=tuple(HostGroup(count=len(some), host=some[0]) for some in groups)
     )
+
+
+def _check_threads(processes: Sequence[ProcessDevices]) -> None:
+    """Refuse processes whose collectives may wait for one another for ever.
+
+    A collective holds a thread until all its devices have come.  With three threads for two devices
+    300 sums in flight over two processes hung, with four they did not (JAX 0.10.2, 2026-11-26).
+    """
+    for number, each in enumerate(processes):
+        if each.threads < 2 * each.count:
+            raise ClusterError(
+                f"XLA:CPU has {each.threads} threads for the {each.count} devices of process "
+                f"{number}, and needs twice as many as devices, or collectives wait for ever; set "
+                f"NPROC={2 * each.count} in the environment before Python starts, as "
+                "`meshwise launch` does"
+            )
 
 
 def _machines(processes: Sequence[ProcessDevices]) -> Iterator[HostSpec]:
@@ -148,5 +169,12 @@ def _own_devices() -> dict[str, str | int | None]:
         count=len(devices),
         memory_bytes=device_memory_bytes(devices),
         machine_bytes=host_memory_bytes(),
+        threads=_num_threads(),
     )
     return asdict(own)
+
+
+def _num_threads() -> int:
+    """Return how many threads XLA:CPU makes: as many as cores, unless NPROC says otherwise."""
+    told = os.environ.get("NPROC", "")
+    return int(told) if told.isdigit() else usable_cores()

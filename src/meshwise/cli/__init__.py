@@ -23,6 +23,7 @@ COMMANDS = (
     "simulate",
     "calibrate",
     "solve",
+    "launch",
     "doctor",
 )
 

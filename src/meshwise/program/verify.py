@@ -28,6 +28,7 @@ class _Mesh:
 
     live: set[int]
     made: set[int]
+    sent: set[int] = field(default_factory=set[int])
     at: int = 0
 
 
@@ -42,9 +43,10 @@ class _Walk:
 def verify_program(program: PipelineProgram) -> None:
     """Check that a program can run from begin to end.
 
-    Every buffer is made once, before it is used, and not used after it was freed or donated; every
-    transfer is received once, by the mesh that it was sent to; the order takes all instructions and
-    none waits for a later one; in the end nothing is left but the results.
+    Every buffer is made once, before it is used, and not used after it was freed or donated, nor
+    donated after it was sent; every transfer is received once, by the mesh that it was sent to; the
+    order takes all instructions and none waits for a later one; in the end nothing is left but the
+    results.
 
     Args:
         program: The program.
@@ -122,6 +124,7 @@ def _step(walk: _Walk, m: int, instruction: Instruction) -> str:
             if instruction.transfer in walk.sent:
                 return f"transfer {instruction.transfer} is sent a second time"
             walk.sent.add(instruction.transfer)
+            state.sent.add(instruction.buffer)
             walk.travelling[instruction.transfer] = (m, instruction.mesh)
             return ""
         case Receive():
@@ -146,6 +149,8 @@ def _run(state: _Mesh, run: Run) -> str:
             return f"buffer {b} is donated and not read"
         if run.inputs.count(b) > 1:
             return f"buffer {b} is donated and read twice"
+        if b in state.sent:
+            return f"buffer {b} is donated, and may still be on its way to another mesh"
         state.live.remove(b)
     return _define(state, run.outputs)
 

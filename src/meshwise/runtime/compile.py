@@ -17,6 +17,7 @@ from jax.stages import Compiled, Lowered
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ProgramError
 from meshwise.plan.decision import GraphDecision
+from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.hlo.module import parse_module
 from meshwise.runtime.hlo.overlap import overlapping
 from meshwise.runtime.hlo.overwrite import overwritten_too_early
@@ -32,7 +33,7 @@ def compile_decided(
     logical: LogicalMesh,
     mesh: Mesh,
     job: Job | None = None,
-) -> Compiled:
+) -> Compiled | None:
     """Lower and compile a step for concrete devices.
 
     Args:
@@ -43,7 +44,7 @@ def compile_decided(
         job: The processes that run it together; None: this process alone.
 
     Returns:
-        The executable on flat arguments.
+        The executable on flat arguments; None where no device of the mesh is of this process.
 
     Raises:
         ProgramError: on XLA:CPU collectives would race.
@@ -55,7 +56,7 @@ def compile_decided(
     if job is not None:
         digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
         check_agreement(job, "the program of the step", {"its text": digest})
-    return checked(lowered, mesh.devices, "the step")
+    return checked(lowered, mesh.devices, "the step") if has_devices_here(mesh) else None
 
 
 def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:

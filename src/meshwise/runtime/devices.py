@@ -67,8 +67,10 @@ def array_of(spec: jax.ShapeDtypeStruct, shards: Sequence[jax.Array]) -> jax.Arr
         spec: Its global shape, dtype and sharding.
         shards: What lies on devices of this process, in the order of the sharding's devices.
     """
-    # JAX converts a dtype that it is given, and warns where x64 is off.
-    dtype = None if shards else spec.dtype
-    return jax.make_array_from_single_device_arrays(
-        spec.shape, spec.sharding, list(shards), dtype=dtype
-    )
+    if shards:
+        return jax.make_array_from_single_device_arrays(spec.shape, spec.sharding, list(shards))
+    # JAX narrows a dtype that it is told; whether x64 is on is known in the user's thread only.
+    with jax.enable_x64(True):
+        return jax.make_array_from_single_device_arrays(
+            spec.shape, spec.sharding, [], dtype=spec.dtype
+        )

@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
+from meshwise.jax_compat import Aval
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.device_memory import device_peak_bytes
-from meshwise.runtime.devices import Device, devices_for
+from meshwise.runtime.devices import Device, array_of, devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
@@ -28,6 +29,9 @@ from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.runtime.host_rows import HostRows, Span, rows_on_devices
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.placement import Argument, placed
+from meshwise.runtime.scalars import EveryProcess
+from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
@@ -39,20 +43,27 @@ class Executable:
     Attributes:
         traced: The traced step.
         plan: The plan of the step.
-        compiled: XLA executable on flat arguments.
+        compiled: XLA executable on flat arguments; None where only other processes run it.
+        results: Shape, dtype and sharding of each flat result.
         in_shardings: Sharding of each flat argument.
         compile_s: Seconds that lowering and compilation took.
         kept: Positions of the arguments that are not donated.
         handover: The results of the last run in place of what was donated to it.
+        copier: Brings arrays of a job to the mesh; None where this process is alone.
+        every_process: Brings scalars to processes that have no devices of the mesh; None where
+            there is none.
     """
 
     traced: TracedStep
     plan: Plan
-    compiled: jax.stages.Compiled
+    compiled: jax.stages.Compiled | None
+    results: tuple[jax.ShapeDtypeStruct, ...]
     in_shardings: tuple[NamedSharding, ...]
     compile_s: float
     kept: tuple[int, ...]
     handover: Handover
+    copier: TileCopier | None = None
+    every_process: EveryProcess | None = None
 
     @property
     def out_tree(self) -> Any:
@@ -64,8 +75,8 @@ class Executable:
         return {"step": self._text}
 
     def measured_peak_bytes(self) -> int:
-        """Return the memory of one device as XLA reports it, in bytes."""
-        return device_peak_bytes(self.compiled)
+        """Return the memory of one device as XLA reports it, in bytes; 0 where none is here."""
+        return 0 if self.compiled is None else device_peak_bytes(self.compiled)
 
     def traffic(self) -> dict[str, float]:
         """Return nothing: there is one mesh."""
@@ -103,7 +114,9 @@ class Executable:
         """
         check_alive(leaves, self._names(range(len(leaves))))
         given = without_repeats(leaves, self.traced.donated)
-        return placed(given, self.in_shardings)
+        if self.copier is None:
+            return jax.device_put(list(given), list(self.in_shardings))
+        return [self.copier.put(x, s) for x, s in zip(given, self.in_shardings, strict=True)]
 
     def run(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Run a step.
@@ -111,7 +124,11 @@ class Executable:
         Raises:
             StateLostError: an argument was donated to an earlier call, the step failed after it
                 had taken over donated state, or an earlier one did after it had returned.
+            ValueError: in a job, arguments do not lie where the step wants them: `place` moves them
+                in all processes.
         """
+        if self.copier is not None and not self._lie_there(leaves):
+            raise ValueError("arguments lie elsewhere")
         check_outcome(leaves[i] for i in self.traced.donated)
         if self.handover.is_whole(leaves):
             check_alive([leaves[i] for i in self.kept], self._names(self.kept))
@@ -121,7 +138,7 @@ class Executable:
             leaves = without_repeats(leaves, donated)
             leaves = without_shared_memory(leaves, donated, self.handover.fresh(leaves))
         try:
-            results = self.compiled(*leaves)
+            results = self.outputs(leaves)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             donated = [leaves[position] for position in self.traced.donated]
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
@@ -131,11 +148,26 @@ class Executable:
                 lost_before(donated)
             raise
         self.handover.remember(results)
+        if self.every_process is not None:
+            return self.every_process.readable(results)
         return results
+
+    def _lie_there(self, leaves: Sequence[Argument]) -> bool:
+        """Return whether all arguments lie where the step wants them; the same in all processes."""
+        return all(
+            isinstance(leaf, jax.Array) and leaf.sharding == sharding
+            for leaf, sharding in zip(leaves, self.in_shardings, strict=True)
+        )
+
+    def outputs(self, leaves: Sequence[Any]) -> list[jax.Array]:
+        """Return what the program makes of arguments that lie where it wants them."""
+        if self.compiled is None:
+            return [array_of(spec, []) for spec in self.results]
+        return self.compiled(*leaves)
 
     @property
     def _text(self) -> str:
-        return self.compiled.as_text() or ""
+        return "" if self.compiled is None else self.compiled.as_text() or ""
 
     def _names(self, positions: Sequence[int]) -> list[str]:
         (layer,) = self.plan.stages[0].layers
@@ -168,12 +200,30 @@ def compile_step(
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
     compiled = compile_decided(traced, plan.decision, plan.mesh, mesh, job)
+    copier = None if job is None else TileCopier(SocketTransport(job))
+    places = shardings([use.layout for use in plan.decision.outputs], mesh)
     return Executable(
         traced=traced,
         plan=plan,
         compiled=compiled,
+        results=tuple(
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+            for leaf, place in zip(_result_avals(traced), places, strict=True)
+        ),
         in_shardings=tuple(shardings(plan.decision.inputs, mesh)),
         compile_s=time.perf_counter() - start,
         kept=kept,
         handover=Handover(traced.graph.aliases, kept),
+        copier=copier,
+        every_process=EveryProcess(copier) if copier and _leaves_out(mesh, job) else None,
     )
+
+
+def _result_avals(traced: TracedStep) -> list[Aval]:
+    """Return the global shape and dtype of each flat result."""
+    return [traced.program.avals[i] for i in traced.program.outputs]
+
+
+def _leaves_out(mesh: Mesh, job: Job | None) -> bool:
+    """Return whether a process of a job has no devices of a mesh."""
+    return job is not None and len({d.process_index for d in mesh.devices.flat}) < job.num_processes

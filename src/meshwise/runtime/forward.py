@@ -17,9 +17,12 @@ from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
 from meshwise.runtime.executable import Executable, compile_step
 from meshwise.runtime.fidelity import StageFidelity
-from meshwise.runtime.host_rows import HostRows, Span
+from meshwise.runtime.host_rows import HostRows, Span, merged, rows_on_devices
+from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.placement import Argument
+from meshwise.runtime.scalars import EveryProcess
+from meshwise.runtime.transports.sockets import SocketTransport
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.part import border_spec
 from meshwise.spmd.program import concrete_mesh
@@ -42,6 +45,7 @@ class ForwardExecutable:
         ends: Takes stacks of layers apart and puts them together.
         user: The user's step: its trees, names and arguments.
         copier: Moves arrays between meshes.
+        every_process: Brings scalars to all processes of a job; None for this process alone.
         compile_s: Seconds that lowering and compilation took.
     """
 
@@ -52,6 +56,7 @@ class ForwardExecutable:
     ends: StackedEnds
     user: Unstacked
     copier: TileCopier
+    every_process: EveryProcess | None
     compile_s: float
 
     @property
@@ -65,8 +70,16 @@ class ForwardExecutable:
         return self.ends.shardings
 
     def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
-        """Return all rows of a batch leaf: the devices are of this process."""
-        return ((0, self.user.original.in_avals[position].shape[dim]),)
+        """Return the rows of a batch leaf that devices of this process take."""
+        shape, found = self.user.original.in_avals[position].shape, list[Span]()
+        (number,) = self.user.arguments[position].places
+        for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):
+            for n, sharding in zip(order, stage.in_shardings, strict=True):
+                if part.inputs[n] == ("argument", number):
+                    found += rows_on_devices(sharding, shape, dim)
+        if ("argument", number) in self.cut.results:
+            found.append((0, shape[dim]))
+        return merged(found)
 
     def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> Argument:
         """Return the leaf, which moves to the stages that read it when the step begins."""
@@ -99,13 +112,15 @@ class ForwardExecutable:
         }
         for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):
             given = (there[part.inputs[n]] for n in order)
-            placed = map(self.copier.put, given, stage.in_shardings)
-            made = zip(part.outputs, stage.compiled(*placed), strict=True)
+            placed = list(map(self.copier.put, given, stage.in_shardings))
+            made = zip(part.outputs, stage.outputs(placed), strict=True)
             there.update({("value", number): value for number, value in made})
         # What is handed through may have come as NumPy's.
         found = (there[source] for source in self.cut.results)
-        arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found]
-        return with_weak_types(self.ends.results(arrays), original.weak_results)
+        whole = (x.whole() if isinstance(x, HostRows) else x for x in found)
+        arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in whole]
+        results = with_weak_types(self.ends.results(arrays), original.weak_results)
+        return results if self.every_process is None else self.every_process.readable(results)
 
     def compiled_text(self) -> dict[str, str]:
         """Return the optimised HLO of each program, by name."""
@@ -127,24 +142,25 @@ class ForwardExecutable:
         return tuple(found for stage in self.stages for found in stage.fidelity())
 
 
-def compile_forward(found: FollowedStages) -> ForwardExecutable:
-    """Lower and compile a step without gradients on the devices of this process.
+def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExecutable:
+    """Lower and compile a step without gradients.
 
     Args:
         found: The step in stages, planned.
+        job: The processes on whose devices it runs; None: those of this process.
 
     Raises:
         ClusterError: the plan needs more devices than there are.
         ProgramError: XLA:CPU would let collectives race.
     """
     start = time.perf_counter()
-    devices = devices_for(max(first + mesh.num_devices for mesh, first in found.meshes))
+    devices = devices_for(max(first + mesh.num_devices for mesh, first in found.meshes), job)
     concrete = [
         concrete_mesh(mesh, devices[first : first + mesh.num_devices])
         for mesh, first in found.meshes
     ]
     stages = tuple(
-        compile_step(step, alone, tuple(concrete[part.stage].devices.flat))
+        compile_step(step, alone, tuple(concrete[part.stage].devices.flat), job)
         for step, alone, part in zip(found.steps, found.plans, found.cut.stages, strict=True)
     )
     shardings = [
@@ -154,7 +170,7 @@ def compile_forward(found: FollowedStages) -> ForwardExecutable:
         )
         for home in found.homes
     ]
-    copier = TileCopier()
+    copier = TileCopier(None if job is None else SocketTransport(job))
     return ForwardExecutable(
         plan=found.plan,
         cut=found.cut,
@@ -163,5 +179,6 @@ def compile_forward(found: FollowedStages) -> ForwardExecutable:
         ends=StackedEnds(found.ends, shardings, copier),
         user=found.ends,
         copier=copier,
+        every_process=None if job is None else EveryProcess(copier),
         compile_s=time.perf_counter() - start,
     )

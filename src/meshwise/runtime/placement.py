@@ -11,8 +11,6 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from meshwise.errors import DataError
-from meshwise.runtime.devices import array_of
 from meshwise.runtime.host_rows import HostRows
 
 # What a step takes as an argument.
@@ -28,8 +26,7 @@ def placed(values: Sequence[Argument], wanted: Sequence[NamedSharding]) -> list[
         wanted: The sharding of each.
 
     Raises:
-        DataError: rows that lie on devices of this process are not in it, or an array of all
-            processes lies on other devices.
+        DataError: rows that lie on devices of this process are not in it.
     """
     if all(sharding.is_fully_addressable for sharding in wanted):
         given = [value.whole() if isinstance(value, HostRows) else value for value in values]
@@ -39,7 +36,7 @@ def placed(values: Sequence[Argument], wanted: Sequence[NamedSharding]) -> list[
 
 def _placed(value: Argument, sharding: NamedSharding) -> jax.Array:
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
-        return _moved(value, sharding)
+        return value if value.sharding == sharding else jax.device_put(value, sharding)
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         data = jax.random.key_data(value)
         names = (*sharding.spec, *[None] * (data.ndim - len(sharding.spec)))
@@ -53,21 +50,3 @@ def _placed(value: Argument, sharding: NamedSharding) -> jax.Array:
         return host[index]
 
     return jax.make_array_from_callback(host.shape, sharding, on_device, dtype=dtype)
-
-
-def _moved(value: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Return an array of all processes in a sharding on the same devices."""
-    if value.sharding == sharding:
-        return value
-    if value.sharding.is_equivalent_to(sharding, value.ndim):
-        shards = [shard.data for shard in value.addressable_shards]
-        spec = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
-        return array_of(spec, shards)
-    if value.sharding.device_set != sharding.device_set:
-        raise DataError(
-            f"an array of shape {list(value.shape)} lies on {len(value.sharding.device_set)} "
-            f"devices of the job, and the step runs on {len(sharding.device_set)}; take its "
-            "batches from step.loader, or pass the whole array in every process"
-        )
-    # A program of all processes, with collectives between the devices.
-    return jax.device_put(value, sharding)

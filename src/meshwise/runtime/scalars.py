@@ -28,18 +28,15 @@ class EveryProcess:
         self._there = NamedSharding(mesh, PartitionSpec())
         self._processes = set(first)
 
-    def readable(self, results: Sequence[jax.Array], label: str) -> list[jax.Array]:
+    def readable(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         """Return results with each scalar where every process can read it.
 
         Args:
             results: Flat results of a step.
-            label: Which step it is.
         """
         return [
-            self._copier.put(x, self._there, label=f"scalar {n} of {label}")
-            if not x.ndim and self._is_missed(x)
-            else x
-            for n, x in enumerate(results)
+            self._copier.put(x, self._there) if not x.ndim and self._is_missed(x) else x
+            for x in results
         ]
 
     def _is_missed(self, value: jax.Array) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import jax
 
-from meshwise.errors import ClusterError, MeshwiseError
+from meshwise.errors import ClusterError, MeshwiseError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
 
 # How long a process waits for others to come to the same place.  `jax.distributed.initialize`
@@ -86,9 +86,41 @@ class Job:
         self._say(turn, topic, json.dumps({"text": text}))
         return text
 
+    def count(self, name: str) -> int:
+        """Count what this process does, from 1 on; the count is kept where all else is."""
+        return self.store.key_value_increment(f"{_ROOT}/count/{name}/{self.process}", 1)
+
+    def publish(self, name: str, text: str) -> None:
+        """Give other processes a text under a name that no process has used.
+
+        Args:
+            name: The name, the number of this process apart.
+            text: The text.
+        """
+        self.store.key_value_set_bytes(f"{_ROOT}/text/{self.process}/{name}", text.encode())
+
+    def published(self, name: str, process: int, *, patience_s: float = PATIENCE_S) -> str:
+        """Return what a process gives under a name, when it does.
+
+        Args:
+            name: The name.
+            process: The number of the process.
+            patience_s: How long this process waits.
+
+        Raises:
+            TransportError: the other one gives nothing.
+        """
+        found = self._value(f"{_ROOT}/text/{process}/{name}", time.monotonic() + patience_s)
+        if found is None:
+            raise TransportError(
+                f"process {self.process} waited {patience_s:.0f} s for {name} of process "
+                f"{process}; see what that process does, or whether it still runs"
+            )
+        return found.decode()
+
     def _turn(self) -> int:
-        """Count the turns of this process; the count is kept where all else is."""
-        return self.store.key_value_increment(f"{_ROOT}/turns/{self.process}", 1)
+        """Count the turns of this process."""
+        return self.count("turns")
 
     def _say(self, turn: int, topic: str, text: str) -> None:
         said = json.dumps({"topic": topic, "text": text}).encode()
@@ -96,24 +128,13 @@ class Job:
 
     def _heard(self, turn: int, other: int, topic: str, deadline: float | None) -> str:
         """Return what another process says at a turn."""
-        while True:
-            left = _SLICE_S if deadline is None else deadline - time.monotonic()
-            wait_ms = max(int(min(left, _SLICE_S) * 1000), 1)
-            try:
-                said = self.store.blocking_key_value_get_bytes(_key(turn, other), wait_ms)
-                break
-            except jax.errors.JaxRuntimeError as error:
-                if "DEADLINE_EXCEEDED" not in str(error):
-                    raise ClusterError(
-                        f"process {self.process} cannot ask for what process {other} says of "
-                        f"{topic}: {error}"
-                    ) from error
-                if deadline is not None and left <= _SLICE_S:
-                    raise ClusterError(
-                        f"process {other} of {self.num_processes} has not come to {topic}, where "
-                        f"process {self.process} waits for it; every process must make the same "
-                        "calls of Meshwise in the same order, and none may have failed"
-                    ) from error
+        said = self._value(_key(turn, other), deadline)
+        if said is None:
+            raise ClusterError(
+                f"process {other} of {self.num_processes} has not come to {topic}, where process "
+                f"{self.process} waits for it; every process must make the same calls of Meshwise "
+                "in the same order, and none may have failed"
+            )
         found = json.loads(zlib.decompress(said))
         if found["topic"] != topic:
             raise ClusterError(
@@ -122,6 +143,21 @@ class Job:
                 "Meshwise in the same order"
             )
         return found["text"]
+
+    def _value(self, key: str, deadline: float | None) -> bytes | None:
+        """Return the value of a key when it has one; None where it has none at the deadline."""
+        while True:
+            left = _SLICE_S if deadline is None else deadline - time.monotonic()
+            wait_ms = max(int(min(left, _SLICE_S) * 1000), 1)
+            try:
+                return self.store.blocking_key_value_get_bytes(key, wait_ms)
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise ClusterError(
+                        f"process {self.process} cannot reach what the processes share: {error}"
+                    ) from error
+                if deadline is not None and left <= _SLICE_S:
+                    return None
 
 
 def current_job() -> Job | None:

@@ -111,7 +111,7 @@ class PipelineExecutable:
         def run(flat: Sequence[Array], at_commit: Callable[[], None]) -> list[Array]:
             return self.pipeline.run(flat, at_commit, label)
 
-        return self._run(leaves, run, label)
+        return self._run(leaves, run)
 
     def measured_run(self, leaves: Sequence[Argument]) -> tuple[list[Array], Timeline]:
         """Run a step with a clock beside it, which makes it slower; raises as `run` does.
@@ -127,7 +127,7 @@ class PipelineExecutable:
             seen.append(timeline)
             return results
 
-        return self._run(leaves, run, label), seen[0]
+        return self._run(leaves, run), seen[0]
 
     def _label(self) -> str:
         """Return what tells this step from all others of the pipeline."""
@@ -137,7 +137,6 @@ class PipelineExecutable:
         self,
         given_leaves: Sequence[Argument],
         run: Callable[[Sequence[Array], Callable[[], None]], list[Array]],
-        label: str,
     ) -> list[Array]:
         # What NumPy holds is copied to its device as arrays of other devices are.
         leaves = cast(Sequence[Array], given_leaves)
@@ -149,7 +148,7 @@ class PipelineExecutable:
         try:
             results = with_weak_types(self._run_with_stacks(given, run), self.weak_results)
             if self.every_process is not None:
-                results = self.every_process.readable(results, label)
+                results = self.every_process.readable(results)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:

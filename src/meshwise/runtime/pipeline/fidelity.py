@@ -56,7 +56,7 @@ def stage_fidelities(pipeline: Pipeline, plan: Plan) -> tuple[StageFidelity, ...
 def _collectives(pipeline: Pipeline, runs: Mapping[int, int]) -> dict[int, Mapping[str, int]]:
     """For each program its collectives in a step; in a job those of all processes."""
     programs = [(layer, p) for layer in pipeline.compiled for p in layer.parts.programs]
-    found = {
+    found: dict[int, Mapping[str, int]] = {
         number: compiled_bytes_of(program.text, layer.logical.sizes, runs[number])
         for number, (layer, program) in enumerate(programs)
         if program.executable is not None

@@ -66,6 +66,7 @@ class Pipeline:
         program: What each mesh does.
         schedule: In which order.
         indices: For each mesh with devices of this process the numbers of the micro-batches.
+        state: The numbers of arguments that are overwritten.
         specs: The buffers of all meshes.
         steps: The instructions that this process takes part in, in order of dispatch.
         totals: For each program of a layer the bytes of one device while it runs, as its process
@@ -83,6 +84,7 @@ class Pipeline:
     program: PipelineProgram
     schedule: Schedule
     indices: Mapping[int, tuple[Array, ...]]
+    state: frozenset[int]
     specs: BufferSpecs
     steps: tuple[Step, ...]
     totals: tuple[int, ...]
@@ -186,6 +188,7 @@ class PipelineStep:
             load.layout,
             rows=self.pipeline.rows_of(load),
             is_donated=is_donated,
+            is_overwritten=load.number in self.pipeline.state,
             label=f"buffer {load.buffer} of mesh {mesh} at the begin of {self.label}",
         )
         return found if is_here else None
@@ -317,6 +320,7 @@ def put(
     *,
     rows: Rows | None = None,
     is_donated: bool = False,
+    is_overwritten: bool = False,
     label: str | None = None,
 ) -> Array:
     """Return a value on a mesh, in a layout.
@@ -329,9 +333,17 @@ def put(
         rows: Those that go; None for all.
         is_donated: Whether it is overwritten there: then it shares no memory with `value`, unless
             it is `value`.
-        label: What it is, as for `TileCopier.put`.
+        is_overwritten: As for `TileCopier.put`.
+        label: As for `TileCopier.put`.
     """
     sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
     if rows is None and isinstance(value, jax.Array) and value.sharding == sharding:
         return value
-    return copier.put(value, sharding, rows=rows, own_memory=is_donated, label=label)
+    return copier.put(
+        value,
+        sharding,
+        rows=rows,
+        own_memory=is_donated,
+        is_overwritten=is_overwritten,
+        label=label,
+    )

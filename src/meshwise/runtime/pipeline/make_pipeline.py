@@ -101,6 +101,7 @@ def make_pipeline(
             )
             for m in here
         },
+        state=frozenset(i for i, _ in layers.split.aliases),
         specs=specs,
         steps=own_instructions(program, here),
         totals=totals,

@@ -82,6 +82,7 @@ class Copies:
         phases: What is done, in order.
         shards: For each device of the destination in this process the value that lies there.
         shared: Places among `shards` of whole shards of the source.
+        passed_on: Numbers of whole shards of the source that go to other processes as they are.
     """
 
     crossing_bytes: int
@@ -91,6 +92,7 @@ class Copies:
     phases: tuple[LocalPhase, ...]
     shards: tuple[int, ...]
     shared: tuple[int, ...]
+    passed_on: tuple[int, ...]
 
 
 def part_of(box: Box, wanted: Box | None) -> Box:

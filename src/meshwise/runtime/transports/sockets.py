@@ -38,25 +38,24 @@ class _Waiting:
 
 
 class SocketTransport:
-    """A server in this process, and connections to those of all others."""
+    """Servers in this process, one for each process that it sends to, and connections to others.
+
+    A server sends what it is asked for in turn, whoever asks: with one server a small array to one
+    process would wait for a large one to another.
+    """
 
     def __init__(self, job: Job, *, patience_s: float = PATIENCE_S) -> None:
-        """Start a server, and learn of those of the other processes.
+        """Nothing is connected yet.
 
         Args:
-            job: The processes.
+            job: The processes, all of which make a transport here.
             patience_s: How long a pull may wait for the other side.
-
-        Raises:
-            ClusterError: a process does not answer.
         """
-        self.process = job.process
+        self._job = job
         self._patience_s = patience_s
-        client = jax.local_devices()[0].client
-        address = own_address(job.coordinator)
-        self._server: Any = transfer.start_transfer_server(client, f"{address}:0", [f"{address}:0"])
-        self._addresses = job.exchange("the addresses of transfers", self._server.address())
-        self._peers: dict[int, Any] = {}
+        self._name = f"the address of transfers {job.count('transports')}"
+        self._servers: dict[int, Any] = {}
+        self._connections: dict[int, Any] = {}
         # For each process the pull that is watched, and the latest one, which comes after it.
         self._watched: dict[int, _Waiting] = {}
         self._latest: dict[int, _Waiting] = {}
@@ -65,6 +64,11 @@ class SocketTransport:
         watch = threading.Thread(target=_watch, args=(ref(self),), name="watch", daemon=True)
         watch.start()
 
+    @property
+    def process(self) -> int:
+        """The number of this process."""
+        return self._job.process
+
     def pass_all(self, passages: Sequence[Passage], label: str) -> list[Array | None]:
         """Start to send and to receive; see `Transport.pass_all`."""
         self.check()
@@ -72,19 +76,36 @@ class SocketTransport:
         for each in passages:
             arrived = None
             if each.value is not None:
-                self._server.await_pull(each.key, [each.value])
+                server = self._server(each.destination.process_index)
+                server.await_pull(each.key, [each.value])
             elif each.destination.process_index == self.process:
                 arrived = self._pull(each, label)
             found.append(arrived)
         return found
 
+    def _server(self, peer: int) -> Any:
+        """Return what sends to another process, which is told its address when it is made."""
+        if peer not in self._servers:
+            client = jax.local_devices()[0].client
+            address = f"{own_address(self._job.coordinator)}:0"
+            self._servers[peer] = transfer.start_transfer_server(client, address, [address])
+            self._job.publish(f"{self._name} to {peer}", self._servers[peer].address())
+        return self._servers[peer]
+
+    def _connection(self, peer: int) -> Any:
+        """Return the connection to what another process sends from; it is waited for."""
+        if peer not in self._connections:
+            name = f"{self._name} to {self.process}"
+            address = self._job.published(name, peer, patience_s=self._patience_s)
+            # A connection needs a server, which may be that to any process.
+            self._connections[peer] = self._server(peer).connect(address)
+        return self._connections[peer]
+
     def _pull(self, passage: Passage, label: str) -> Array:
         peer = passage.source.process_index
-        if peer not in self._peers:
-            self._peers[peer] = self._server.connect(self._addresses[peer])
         there = SingleDeviceSharding(passage.destination)
         wanted = jax.ShapeDtypeStruct(passage.shape, passage.dtype, sharding=there)
-        (array,) = self._peers[peer].pull(passage.key, [wanted])
+        (array,) = self._connection(peer).pull(passage.key, [wanted])
         with self._lock:
             self._latest[peer] = _Waiting(array, label, time.monotonic())
         return array
@@ -110,7 +131,7 @@ class SocketTransport:
                         f"{waiting.label} from process {peer}, which has not sent it; see what "
                         "that process does, or whether it still runs"
                     )
-                    self._peers.pop(peer)._poison_connection()
+                    self._connections.pop(peer)._poison_connection()
 
 
 def own_address(coordinator: str) -> str:

@@ -64,6 +64,7 @@ class TileCopier:
         *,
         rows: Rows | None = None,
         own_memory: bool = False,
+        is_overwritten: bool = False,
         label: str | None = None,
     ) -> Array:
         """Return an array, or rows of it, in a sharding.
@@ -77,6 +78,8 @@ class TileCopier:
             sharding: Where it goes; devices may be on both sides.
             rows: Those that go; None for all.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
+            is_overwritten: Whether `value` may be donated before another process has what is sent
+                to it, which is then a copy.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
 
@@ -84,12 +87,12 @@ class TileCopier:
             TransportError: part of the array is in another process, and there is no way there.
             DataError: rows that lie on devices of this process are not in it.
         """
-        if label is None:
-            label = f"array {next(self._count)}"
         if not isinstance(value, jax.Array) or self._is_everywhere(value):
             return self._put_host(_taken(value, rows), sharding, own_memory=own_memory)
         if rows is None and value.sharding == sharding and not own_memory:
             return value
+        if label is None:
+            label = f"array {next(self._count)}"
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             return self._put_keys(value, sharding, rows, own_memory=own_memory, label=label)
         shape = _shape(value, rows)
@@ -102,6 +105,9 @@ class TileCopier:
         for tile in copies.source:
             data = shards[tile.shard].data
             values[tile.value] = tile.program(data, tile.starts) if tile.program else data
+        if is_overwritten:
+            for n in copies.passed_on:
+                values[n] = jnp.copy(values[n])
         for phase in copies.phases:
             self._carry_out(phase, values, copies.devices, value.dtype, label)
         found = [values[n] for n in copies.shards]
@@ -227,6 +233,7 @@ class TileCopier:
         ]
         held = {tile.value for tile in tiles if tile.program is None}
         size = value.dtype.itemsize
+        passed_on = {move.value for phase in phases for move in phase.passages}
         return Copies(
             crossing_bytes=size * route.crossing_elements,
             copied_bytes=size * route.copied_elements,
@@ -235,6 +242,7 @@ class TileCopier:
             phases=phases,
             shards=shards,
             shared=tuple(n for n, v in enumerate(shards) if v in held),
+            passed_on=tuple(sorted(held & passed_on)),
         )
 
     def _source_tile(self, shard: int, number: int, box: Box, wanted: Box | None) -> SourceTile:

@@ -1,0 +1,285 @@
+"""Starts the processes of a job on this machine, and ends them together.
+
+Each process stands for a host with virtual CPU devices. `jax.distributed.initialize()` without
+arguments finds the job, as under Slurm or Open MPI. Whatever ends the job (a process that fails, a
+signal, output that nobody reads any more), every process gets a signal first, and is killed where
+it has not ended after some seconds: once `jax.distributed` is up, JAX's notifier of preemptions
+swallows SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from meshwise.errors import LaunchError
+from meshwise.hosts.host_name import check_own_name
+from meshwise.hosts.host_process import HostProcess, LineWriter, Stream
+from meshwise.hosts.member import JobMember, TransferAddresses
+from meshwise.hosts.ports import LOOPBACK, check_free, free_ports
+from meshwise.system.cores import usable_cores
+
+_WORKER = (sys.executable, "-P", "-m", "meshwise.hosts.worker")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# What would lead JAX to another job than this one.
+_FOREIGN = ("JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
+
+# The number of threads in XLA:CPU's pool, by default one for each core. A collective between
+# processes blocks one for each device: where none is left, `jax.device_put` between processes, and
+# with it the job, waits for ever. Measured on 2 cores with JAX 0.10.2, a transfer before an
+# all-reduce: with as many threads as devices 5 of 6 jobs hung, with one more none of 8.
+_NUM_THREADS = "NPROC"
+_THREADS_PER_DEVICE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What is to be started.
+
+    Attributes:
+        program: What follows `python` on a command line: a script or `-m` and a module, and their
+            arguments.
+        num_hosts: The number of processes.
+        devices_per_host: Virtual CPU devices of each.
+        port: Port of the coordinator; None for a free one.
+        grace_s: Seconds in which processes may end by themselves before they are killed.
+    """
+
+    program: tuple[str, ...]
+    num_hosts: int
+    devices_per_host: int = 1
+    port: int | None = None
+    grace_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """How a job ended.
+
+    Attributes:
+        exit_code: 0 if all processes ended so; else the code of the process that failed first, or
+            128 and the number of the signal that ended it or the launcher.
+        reason: Why it ended early; empty if it did not.
+        exit_codes: The exit code of each process; negative for a signal.
+    """
+
+    exit_code: int
+    reason: str
+    exit_codes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """A process ended by itself."""
+
+    number: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stop:
+    """All processes are to end.
+
+    Attributes:
+        reason: Why.
+        by_signal: The signal to the launcher that says so; None where nobody reads the output.
+    """
+
+    reason: str
+    by_signal: int | None
+
+
+_Events = queue.SimpleQueue[_End | _Stop]
+
+
+def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], None]) -> JobEnd:
+    """Run a job to its end; no process is left when this returns.
+
+    It must be called from the main thread, whose signals it takes in the meantime.
+
+    Args:
+        request: What is to be started.
+        write: Takes each line of a process; an `OSError` of it ends the job.
+        report: Takes what the launcher has to say.
+
+    Returns:
+        How the job ended.
+
+    Raises:
+        LaunchError: the job cannot be started.
+    """
+    check_own_name()
+    if request.port is not None:
+        check_free(request.port)
+    environments = job_environments(request, os.environ)
+    events: _Events = queue.SimpleQueue()
+    processes: list[HostProcess] = []
+
+    def write_or_stop(number: int, stream: Stream, line: bytes) -> None:
+        try:
+            write(number, stream, line)
+        except OSError as error:
+            events.put(_Stop(reason=f"output: {error.strerror}", by_signal=None))
+
+    with _signals_as_events(events):
+        try:
+            for number, environment in enumerate(environments):
+                processes.append(
+                    HostProcess(
+                        number,
+                        [*_WORKER, *request.program],
+                        environment,
+                        write=write_or_stop,
+                        ended=lambda number, code: events.put(_End(number=number, exit_code=code)),
+                    )
+                )
+            return _Watch(processes, events, request.grace_s, report).run()
+        finally:
+            for process in processes:
+                process.kill()
+
+
+def job_environments(
+    request: JobRequest, environment: Mapping[str, str]
+) -> tuple[dict[str, str], ...]:
+    """Return the environment variables of each process.
+
+    Args:
+        request: The job.
+        environment: The variables of the launcher.
+
+    Raises:
+        LaunchError: there are no free ports.
+    """
+    free, *transfer_ports = free_ports(1 + request.num_hosts)
+    coordinator = f"{LOOPBACK}:{request.port or free}"
+    own = {name: value for name, value in environment.items() if name not in _FOREIGN}
+    num_threads = max(usable_cores(), _THREADS_PER_DEVICE * request.devices_per_host)
+    shared = {_NUM_THREADS: str(num_threads)} | own
+    shared |= {
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(request.devices_per_host),
+    }
+    return tuple(
+        shared
+        | TransferAddresses(
+            socket=f"{LOOPBACK}:{transfer_port}", transport=f"{LOOPBACK}:0"
+        ).variables()
+        | JobMember(
+            coordinator=coordinator, num_processes=request.num_hosts, process_id=number
+        ).variables()
+        for number, transfer_port in enumerate(transfer_ports)
+    )
+
+
+@contextmanager
+def _signals_as_events(events: _Events) -> Generator[None, None, None]:
+    """Turn signals into events; a signal that is ignored, as under `nohup`, stays so."""
+    if threading.current_thread() is not threading.main_thread():
+        raise LaunchError("a job is launched from the main thread, which gets the signals")
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        events.put(_Stop(reason=f"got {signal.Signals(number).name}", by_signal=number))
+
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Watch:
+    """Waits until all processes have ended, and sees to it that they do once one has failed."""
+
+    def __init__(
+        self,
+        processes: list[HostProcess],
+        events: _Events,
+        grace_s: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self._running = {process.number: process for process in processes}
+        self._events = events
+        self._grace_s = grace_s
+        self._report = report
+        self._exit_codes = dict.fromkeys(self._running, 0)
+        self._exit_code = 0
+        self._reason = ""
+        # When processes that have not ended are killed; None before the job is to end.
+        self._deadline: float | None = None
+
+    def run(self) -> JobEnd:
+        """Return how the job ended, once it has."""
+        while self._running:
+            try:
+                event = self._events.get(timeout=self._seconds_left())
+            except queue.Empty:
+                self._kill(f"not ended after {self._grace_s:g} s")
+                continue
+            if isinstance(event, _End):
+                del self._running[event.number]
+                self._exit_codes[event.number] = event.exit_code
+                if event.exit_code and not self._reason:
+                    reason = f"host {event.number} {end_text(event.exit_code)}"
+                    code = event.exit_code if event.exit_code > 0 else 128 - event.exit_code
+                    self._stop(reason, signal.SIGTERM, code)
+            elif not self._reason:
+                number = event.by_signal or signal.SIGTERM
+                self._stop(event.reason, number, 128 + (event.by_signal or signal.SIGPIPE))
+            elif event.by_signal is not None:
+                # The second signal is meant.
+                self._kill(event.reason)
+        return JobEnd(
+            exit_code=self._exit_code,
+            reason=self._reason,
+            exit_codes=tuple(self._exit_codes.values()),
+        )
+
+    def _seconds_left(self) -> float | None:
+        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+
+    def _stop(self, reason: str, number: int, exit_code: int) -> None:
+        """Ask all processes to end, by a signal."""
+        self._reason, self._exit_code = reason, exit_code
+        others = f"; ending {_hosts_text(list(self._running))}" if self._running else ""
+        self._report(f"{reason}{others}")
+        self._deadline = time.monotonic() + self._grace_s
+        for process in self._running.values():
+            process.send_signal(number)
+
+    def _kill(self, why: str) -> None:
+        self._report(f"{why}; killing {_hosts_text(list(self._running))}")
+        self._deadline = None
+        for process in self._running.values():
+            process.send_signal(signal.SIGKILL)
+
+
+def end_text(exit_code: int) -> str:
+    """Return how a process ended, as text.
+
+    Args:
+        exit_code: Its exit code; negative for a signal.
+    """
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was ended by signal {-exit_code}"
+
+
+def _hosts_text(numbers: list[int]) -> str:
+    return f"host{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

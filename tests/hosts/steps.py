@@ -1,0 +1,76 @@
+"""One process of a job that runs steps as users write them, on meshes and in stages."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import meshwise as mw
+from doubles.layered_steps import CLIPPED, gpt_step
+from hosts.joined import join
+from oracle.problem import quick_jit
+
+
+def close(found: Any, want: Any) -> None:
+    """Compare every shard of this process with one device."""
+    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype)
+        if jnp.issubdtype(mine.dtype, jax.dtypes.prng_key):
+            mine, theirs = map(jax.random.key_data, (mine, theirs))
+        for shard in mine.addressable_shards:
+            want_part = np.asarray(theirs)[shard.index]
+            np.testing.assert_allclose(np.asarray(shard.data), want_part, rtol=0, atol=1e-8)
+
+
+def run(method: Any, **options: Any) -> Any:
+    """Run three steps; return the parallel step and its arguments."""
+    step, (state, batch) = gpt_step(CLIPPED, num_layers=2)
+    parallel = mw.parallelize(step, method=method, **options)
+    alone = quick_jit(step)
+    # What is donated may be the very array that is given.
+    mine, theirs = jax.tree.map(jnp.copy, state), state
+    for _ in range(3):
+        mine, loss, *_ = parallel(mine, batch)
+        theirs, want, *_ = alone(theirs, batch)
+        assert abs(float(loss) - float(want)) < 1e-8
+    close(mine, theirs)
+    return parallel, mine, batch
+
+
+def everything() -> None:
+    cluster = mw.Cluster.distributed()
+    count = jax.process_count()
+    assert cluster.num_hosts == count
+    # One mesh over all processes, chosen, and by hand; and one that leaves a process out.
+    run(mw.Auto())
+    run(mw.Zero3(), num_microbatches=2)
+    run(mw.IntraOp(mesh_shape=(2,)))
+    # Stages, one process each.
+    parallel, state, batch = run(mw.Auto(stages=count), num_microbatches=4, cluster=cluster)
+    stats = parallel.stats()
+    assert stats["measured_peak_bytes"] > 0
+    (state, loss, *_), timeline = parallel.measured(state, batch)
+    assert np.isfinite(float(loss))
+    assert len(timeline.busy_s) == count
+    assert all(busy > 0 for busy in timeline.busy_s)
+    assert {(t.source_mesh, t.destination_mesh) for t in timeline.transfers} >= {(0, 1), (1, 0)}
+    fidelity = parallel.fidelity(state, batch)
+    for stage in fidelity:
+        assert stage.planned_bytes == stage.compiled_bytes
+    # Followed by a step without gradients.
+    step, (_, batch) = gpt_step(CLIPPED, num_layers=2)
+    replayed = mw.parallelize(step, method=mw.Replay(parallel.plans[0]))
+    again = replayed(state, batch)
+    assert np.isfinite(float(again[1]))
+
+
+if __name__ == "__main__":
+    join()
+    with jax.enable_x64(True):
+        everything()
+    sys.stdout.write("passed\n")
+    jax.distributed.shutdown()
