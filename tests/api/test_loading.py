@@ -36,6 +36,26 @@ def test_a_loop_over_a_loader_trains_as_on_one_device(stages: int) -> None:
     assert loader.rows == {f"argument 1 (batch){[name]}": ((0, ROWS),) for name in ("x", "y")}
 
 
+def test_a_step_that_follows_a_pipeline_has_a_loader_too() -> None:
+    step, state = two(mw.Auto(stages=2), num_microbatches=2), new_state()
+    step.plan(state, batch_spec())
+
+    def evaluate(state: Any, batch: Any) -> Any:
+        h = batch["x"]
+        for w in state:
+            h = jnp.tanh(h @ w)
+        return jnp.mean((h - batch["y"]) ** 2)
+
+    follows = mw.parallelize(
+        evaluate, method=mw.Follow(step), cluster=mw.Cluster.virtual("2x p3.2xlarge")
+    )
+    assert len(follows.plan(state, batch_spec()).stages) == 2
+    loader = follows.loader(Counting(), state, batch_spec(), seed=1, epochs=1)
+    found = float(follows(state, next(loader)))
+    assert found == pytest.approx(expected_losses([order(1, ROWS)])[0], rel=1e-5)
+    assert set(loader.rows.values()) == {((0, ROWS),)}
+
+
 def test_several_batch_arguments_with_other_batch_dims() -> None:
     @mw.parallelize(
         method=mw.DataParallel(),

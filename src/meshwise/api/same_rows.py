@@ -58,7 +58,7 @@ def _text(value: Any) -> str | None:
             value = jax.random.key_data(value)
     array = np.ascontiguousarray(value)
     # Not all dtypes of JAX are buffers of Python.
-    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8), digest_size=6).hexdigest()
+    digest = hashlib.blake2b(array.reshape(-1).view(np.uint8).data, digest_size=6).hexdigest()
     return f"{array.dtype}{list(np.shape(value))} with digest {digest}"
 
 
