@@ -103,6 +103,22 @@ def different_rows(kind: str) -> dict[str, Any]:
     return {"error": error_of(step, new_state(), mine), "seconds": time.monotonic() - start_s}
 
 
+def other_dims(_: str) -> dict[str, Any]:
+    """Rows along other dims, and what is not batch data."""
+    process, count = jax.process_index(), jax.process_count()
+    x, y = np.arange(24.0, dtype=np.float32).reshape(3, 8), np.arange(8)
+    part = 8 // count
+    mine = slice(process * part, (process + 1) * part)
+    batch = mw.host_batch((x[:, mine], {"y": y[mine], "k": 5}), batch_dims=(1, {"y": 0, "k": None}))
+    for array, whole in ((batch[0], x), (batch[1]["y"], y)):
+        assert array.shape == whole.shape
+        for shard in array.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+    assert batch[1]["k"] == 5
+    told = error_of(lambda: mw.host_batch({"x": x}, batch_dims={"y": 0}))
+    return {"error": told, "dim": error_of(lambda: mw.host_batch(x, batch_dims=2))}
+
+
 def unequal_parts(_: str) -> dict[str, Any]:
     """Processes give different numbers of rows."""
     return {"error": error_of(mw.host_batch, np.ones((2 + jax.process_index(), 3)))}

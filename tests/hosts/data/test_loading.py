@@ -33,11 +33,12 @@ def assert_refused(found: list[dict[str, Any]], *messages: str) -> None:
 
 
 def test_one_mesh_over_two_processes() -> None:
-    loaded, whole, _, different, unequal, absent = answers(
+    loaded, whole, _, dims, different, unequal, absent = answers(
         (2, 2),
         {"do": "load", "kind": "mesh", "count": 3},
         {"do": "whole_examples", "kind": "mesh"},
         {"do": "own_rows", "kind": "mesh"},
+        {"do": "other_dims", "kind": "mesh"},
         {"do": "different_rows", "kind": "mesh"},
         {"do": "unequal_parts", "kind": "mesh"},
         {"do": "another_loader", "kind": "mesh"},
@@ -47,6 +48,8 @@ def test_one_mesh_over_two_processes() -> None:
         {"x": [[4, 8]], "y": [[4, 8]]},
     ]
     assert all(each["kinds"] == ["ArrayImpl"] for each in whole)
+    assert_refused(dims, "does not fit the tree of the rows, PyTreeDef({'x': *})")
+    assert all("that dim 2 of rows is the batch" in each["dim"] for each in dims)
     assert_refused(different, "processes pass different rows of argument 1 (batch)['x']")
     assert_refused(different, "in process 0", "in process 1", "step.loader", "mw.host_batch")
     assert all(each["seconds"] < 30 for each in different)

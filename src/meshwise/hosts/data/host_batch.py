@@ -90,15 +90,20 @@ def _dims(rows: Any, batch_dims: Any, count: int) -> list[int | None]:
     """Return the batch dim of each leaf."""
     if batch_dims is None or isinstance(batch_dims, int):
         return [batch_dims] * count
-    marks = jax.tree.map(lambda d: (d,), batch_dims, is_leaf=lambda d: d is None)
+    # None is no leaf of a tree.
+    marks = jax.tree.map(lambda d: "none" if d is None else d, batch_dims, is_leaf=_is_none)
     try:
-        found = jax.tree.broadcast(marks, rows, is_leaf=lambda d: isinstance(d, tuple))
+        found = jax.tree.leaves(jax.tree.broadcast(marks, rows))
     except ValueError as error:
         raise DataError(
             f"batch_dims={batch_dims!r} does not fit the tree of the rows, "
             f"{jax.tree.structure(rows)}; give one number, or a tree with its keys"
         ) from error
-    return [dim for (dim,) in jax.tree.leaves(found, is_leaf=lambda d: isinstance(d, tuple))]
+    return [None if dim == "none" else dim for dim in found]
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 @lru_cache(maxsize=256)
