@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meshwise.spmd.specs import partition_specs as partition_specs
     from meshwise.trace.loss import grad as grad
     from meshwise.trace.loss import value_and_grad as value_and_grad
+    from meshwise.train.stage_arrays import checkpoint_handler as checkpoint_handler
 
 # Where the names above are; a test compares the two lists.
 _NAMES = {
@@ -44,6 +45,7 @@ _NAMES = {
     "meshwise.rules.kernel_loops": "KernelLoops",
     "meshwise.spmd.specs": "partition_specs",
     "meshwise.trace.loss": "grad value_and_grad",
+    "meshwise.train.stage_arrays": "checkpoint_handler",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

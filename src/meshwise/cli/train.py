@@ -15,11 +15,13 @@ import jax
 
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
+from meshwise.cli.train_hosts import ArgumentsKept, is_in_job, join_job, run_on_hosts
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
 from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.runtime.job.job import current_job
 from meshwise.schedules.registry import ALL, choices
-from meshwise.train.build import step_builder
+from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
 
@@ -47,6 +49,9 @@ Examples:
       each stage did in one step, for ui.perfetto.dev.
       A run that was begun on one mesh can go on in stages, and back: leave --fresh out.
 \b
+  meshwise train --fresh --hosts 2 --stages 2 --microbatches 4
+      The same in two processes with half of the devices each, as on two hosts.
+\b
   meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
       As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
 \b
@@ -62,7 +67,8 @@ def _option(*names: str, **settings: Any) -> Any:
     return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(cls=ArgumentsKept, epilog=EXAMPLES)
+@click.pass_context
 @_option(
     "--text",
     type=click.Path(exists=True, path_type=Path),
@@ -81,6 +87,13 @@ def _option(*names: str, **settings: Any) -> Any:
     type=click.IntRange(0),
     default=8,
     help="Virtual CPU devices. 0: the accelerators that JAX finds.",
+)
+@_option(
+    "--hosts",
+    type=click.IntRange(1),
+    default=1,
+    help="Processes of this machine that train together, each with its share of --devices, as if "
+    "they were so many hosts.",
 )
 @_option(
     "--cluster",
@@ -173,8 +186,10 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Print the closing summary as JSON on standard output, all else on standard error.",
 )
 def train(  # The options above say what the arguments are.
+    ctx: click.Context,
     *,
     devices: int,
+    hosts: int,
     memory: int | None,
     lr: float,
     resume: bool,
@@ -189,29 +204,49 @@ def train(  # The options above say what the arguments are.
     Shows the plan, the loss, the loss on held-out files, and at the end what the plan predicted
     against what happened.
     """
-    # Must come before anything asks JAX for a device.
-    if devices:
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", devices)
     files = {"--trace": trace_file, "--html": html_file}
     _check_stages(settings, [name for name, file in files.items() if file is not None])
     for file in files.values():
         if file is not None:
             check_writable(file)
+    if hosts > 1 and not is_in_job():
+        try:
+            sys.exit(run_on_hosts(ctx.meta["arguments"], hosts, devices))
+        except MeshwiseError as error:
+            raise click.ClickException(str(error)) from error
+    # Must come before anything asks JAX for a device.
+    if is_in_job():
+        join_job()
+    elif devices:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", devices)
+    job = current_job()
+    speaks = job is None or job.process == 0
     measure = any(files.values())
     options = TrainOptions(
         memory_bytes=memory, learning_rate=lr, measure=measure, fresh=not resume, **settings
     )
     view = TrainView(
-        use_stderr=as_json, dump_plan=dump_plan, trace_file=trace_file, html_file=html_file
+        use_stderr=as_json,
+        dump_plan=dump_plan,
+        trace_file=trace_file if speaks else None,
+        html_file=html_file if speaks else None,
+        is_silent=not speaks,
     )
     try:
         with view, _stop_flag(view) as flag:
-            summary = run_training(options, step_builder(options), view, flag.is_set)
+            summary = run_training(
+                options,
+                step_builder(options),
+                view,
+                flag.is_set,
+                job,
+                None if job is None else followed,
+            )
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     view.show_summary(summary)
-    if as_json:
+    if as_json and speaks:
         click.echo(summary.to_json())
     if view.unwritten:
         raise click.ClickException(f"{'; '.join(view.unwritten)}; the run itself is saved")

@@ -47,6 +47,7 @@ class TrainView:
         dump_plan: bool,
         trace_file: Path | None = None,
         html_file: Path | None = None,
+        is_silent: bool = False,
     ) -> None:
         """Nothing is shown yet.
 
@@ -55,8 +56,9 @@ class TrainView:
             dump_plan: Print the plan as JSON, too.
             trace_file: For the measured step.
             html_file: For the plan with the simulated and the measured step.
+            is_silent: Whether another process of the job says all this.
         """
-        self._console = Console(stderr=use_stderr, highlight=False)
+        self._console = Console(stderr=use_stderr, highlight=False, quiet=is_silent)
         self._dump_plan = dump_plan
         self._trace_file, self._html_file = trace_file, html_file
         self._is_measured = False

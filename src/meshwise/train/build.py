@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import meshwise as mw
+from meshwise.plan.plan import Plan
 from meshwise.request.methods import Method
 from meshwise.train.options import TrainOptions
-from meshwise.train.parallel import ParallelTrainStep, StepBuilder, TrainStep
+from meshwise.train.parallel import HeldoutLoss, ParallelTrainStep, StepBuilder, TrainStep
 
 
 def method_of(options: TrainOptions) -> Method:
@@ -63,3 +64,13 @@ def step_builder(options: TrainOptions) -> StepBuilder:
         )
 
     return build
+
+
+def followed(plan: Plan, loss: HeldoutLoss) -> HeldoutLoss:
+    """Return the held-out loss on the devices where a training step has its parameters.
+
+    Args:
+        plan: The plan of the step.
+        loss: The loss.
+    """
+    return mw.parallelize(loss, method=mw.Follow(plan))

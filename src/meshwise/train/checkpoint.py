@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 
 from meshwise.errors import MeshwiseError
 from meshwise.train.history import History
+from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
 
 KEEP = 2
@@ -33,6 +34,7 @@ class Checkpoints:
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=KEEP, create=True, enable_async_checkpointing=False
             ),
+            item_handlers={"state": checkpoint_handler(), "meta": ocp.JsonCheckpointHandler()},
         )
 
     def __enter__(self) -> Self:
@@ -65,7 +67,7 @@ class Checkpoints:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+                    state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta)
                 ),
             )
         return self.path(step)
@@ -96,8 +98,9 @@ class Checkpoints:
         target = jax.tree.map(abstract, like)
         for leaf in jax.tree.leaves(like):
             leaf.delete()
+        how = ocp.checkpoint_utils.construct_restore_args(target)
         restored = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(target))
+            step, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(target, how))
         )
         return restored["state"], History.from_json(meta["meta"]["history"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import numpy as np
@@ -12,17 +13,30 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from meshwise.jax_compat import PyTree
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
+from meshwise.train.parallel import HeldoutLoss
 from meshwise.train.step import Batch, heldout_loss_of
 
 
-def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[PyTree], float]:
+def heldout_look(
+    options: TrainOptions,
+    corpus: Corpus,
+    follow: Callable[[HeldoutLoss], HeldoutLoss] | None = None,
+) -> Callable[[PyTree], float]:
     """Return the held-out loss of parameters.
 
     Whatever the plan does with the training batch, the held-out text is split over all devices
     and each parameter is gathered where it is used.  Parameters of several meshes, the stages of a
     pipeline, are copied to all of their devices before.
+
+    Args:
+        options: The options of the run.
+        corpus: Has the text.
+        follow: Parallelises the loss as the training step is, which several processes need; None:
+            it runs as above.
     """
     heldout_loss = heldout_loss_of(options)
+    if follow is not None:
+        return partial(_followed_loss, options, corpus, follow(heldout_loss))
     compiled: Callable[[PyTree, Batch], jax.Array] | None = None
 
     def look(params: PyTree) -> float:
@@ -45,6 +59,16 @@ def heldout_look(options: TrainOptions, corpus: Corpus) -> Callable[[PyTree], fl
         return statistics.fmean(losses)
 
     return look
+
+
+def _followed_loss(
+    options: TrainOptions, corpus: Corpus, loss: HeldoutLoss, params: PyTree
+) -> float:
+    """Return the mean of a parallelised loss."""
+    batches = corpus.heldout_batches(
+        num_batches=options.eval_batches, batch=options.batch, seq=options.seq
+    )
+    return statistics.fmean(float(loss(params, dict(batch))) for batch in batches)
 
 
 def _spread_shardings(

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
 from meshwise.runtime.donation import lost_before
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.runtime.job.job import Job
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.train.checkpoint import Checkpoints
@@ -29,7 +31,7 @@ from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
 from meshwise.train.options import TrainOptions
-from meshwise.train.parallel import ParallelTrainStep, StepBuilder
+from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
 from meshwise.train.step import TrainState, state_creator, train_step_of
 from meshwise.train.summary import (
     StageSummary,
@@ -85,6 +87,7 @@ class _Run:
         checkpoints: Where the state is saved.
         listener: Is told what happens.
         state: The state after the last step.
+        follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
         losses: Training loss of each step, in nats per byte.
         heldout: Pairs (steps done, held-out loss).
         step_times_s: Seconds of the steps of this call, without the one that was measured mesh by
@@ -99,6 +102,7 @@ class _Run:
     checkpoints: Checkpoints
     listener: Listener
     state: TrainState
+    follow: Callable[[HeldoutLoss], HeldoutLoss] | None = None
     losses: list[float] = field(default_factory=list[float])
     heldout: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     step_times_s: list[float] = field(default_factory=list[float])
@@ -128,7 +132,7 @@ class _Run:
     def train(self, should_stop: Callable[[], bool]) -> None:
         """Step until the end or until asked to stop; the last state is saved."""
         options = self.options
-        look = heldout_look(options, self.corpus)
+        look = heldout_look(options, self.corpus, self.follow)
         done = len(self.losses)
         if done == 0:
             self._look_and_tell(look, done)
@@ -193,6 +197,8 @@ def run_training(
     build: StepBuilder,
     listener: Listener,
     should_stop: Callable[[], bool] = lambda: False,
+    job: Job | None = None,
+    follow: Follow | None = None,
 ) -> TrainSummary:
     """Train until `options.steps`, from the newest checkpoint if there is one.
 
@@ -201,6 +207,9 @@ def run_training(
         build: Parallelises the step.
         listener: Is told what happens.
         should_stop: Asked after each step; when true, the run saves and ends early.
+        job: The processes that train together, of which process 0 writes the summary and decides
+            when to stop; None: this process alone.
+        follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
 
     Returns:
         The summary, also written to `summary.json` in the folder of the run.
@@ -221,8 +230,12 @@ def run_training(
     listener.on_plan(plan, state, plan_s)
 
     folder = options.out / CHECKPOINT_FOLDER
-    if options.fresh:
+    writes = job is None or job.process == 0
+    if options.fresh and writes:
         shutil.rmtree(folder, ignore_errors=True)
+    if job is not None:
+        job.exchange("the folder of checkpoints", str(folder))
+        should_stop = partial(_stops_all, job, should_stop)
     with Checkpoints(folder, _identity(options, corpus)) as checkpoints:
         run = _Run(
             options=options,
@@ -231,6 +244,7 @@ def run_training(
             checkpoints=checkpoints,
             listener=listener,
             state=state,
+            follow=None if follow is None else partial(follow, plan),
         )
         del state
         run.resume()
@@ -244,8 +258,14 @@ def run_training(
         plan_s=plan_s,
         wall_s=time.perf_counter() - started,
     )
-    write_atomically(options.out / "summary.json", summary.to_json() + "\n")
+    if writes:
+        write_atomically(options.out / "summary.json", summary.to_json() + "\n")
     return summary
+
+
+def _stops_all(job: Job, should_stop: Callable[[], bool]) -> bool:
+    """Return what process 0 says, so that all processes stop after the same step."""
+    return job.from_first("whether to stop", lambda: str(should_stop())) == str(True)
 
 
 def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainSummary:

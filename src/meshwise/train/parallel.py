@@ -53,3 +53,6 @@ class ParallelTrainStep(Protocol):
 
 
 StepBuilder = Callable[[TrainStep], ParallelTrainStep]
+HeldoutLoss = Callable[[PyTree, Batch], jax.Array]
+# Parallelises a loss without gradients after the plan of a step whose parameters it takes.
+Follow = Callable[[Plan, HeldoutLoss], HeldoutLoss]

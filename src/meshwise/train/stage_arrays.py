@@ -1,0 +1,165 @@
+"""Arrays that live in some processes of a job only, for Orbax.
+
+In a pipeline over the processes of a job, a leaf of the state lies on the devices of one stage.
+Orbax saves and restores arrays that every process has a part of: it refuses an array that lies in
+one process, and one without any part in this process.  The handler here describes such arrays to
+Orbax in every process alike, so that each process writes and reads its own parts.  Files are those
+of Orbax, and any other handler for arrays reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Sharding
+from orbax.checkpoint import type_handlers
+
+# No rule of Orbax for replicas picks it.
+_NO_REPLICA = 2**31
+
+
+def checkpoint_handler() -> ocp.PyTreeCheckpointHandler:
+    """Return the handler with which Orbax saves and restores the state of a step in a job.
+
+    It is for `ocp.args.PyTreeSave` and `ocp.args.PyTreeRestore`.  All processes of the job save and
+    restore together, in a folder that all see.  In one process it does what Orbax does by itself.
+
+    ```python
+    manager = ocp.CheckpointManager(folder, item_handlers=mw.checkpoint_handler())
+    manager.save(step, args=ocp.args.PyTreeSave(state))
+
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+    manager.restore(step, args=ocp.args.PyTreeRestore(target, restore_args=restore_args))
+    ```
+
+    Returns:
+        A new handler.
+    """
+    registry = type_handlers.create_type_handler_registry(
+        *((kind, type_handlers.ScalarHandler()) for kind in (int, float, bytes, np.number)),
+        (np.ndarray, type_handlers.NumpyHandler()),
+        (str, type_handlers.StringHandler()),
+        (jax.Array, StageArrayHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+
+
+class StageArrayHandler(type_handlers.ArrayHandler):
+    """Saves and restores arrays, wherever in a job they lie."""
+
+    async def serialize(
+        self,
+        values: Sequence[jax.Array],
+        infos: Sequence[Any],
+        args: Sequence[Any] | None = None,
+    ) -> Sequence[Any]:
+        """Begin to write the parts that this process has.
+
+        Args:
+            values: The arrays.
+            infos: What Orbax knows of each.
+            args: How each is saved.
+
+        Returns:
+            Futures that are done when the parts are written.
+        """
+        if jax.process_count() > 1:
+            values = [_InJob(value) for value in values]  # type: ignore[misc]
+        return await super().serialize(values, infos, args)
+
+    async def deserialize(
+        self, infos: Sequence[Any], args: Sequence[Any] | None = None
+    ) -> Sequence[jax.Array]:
+        """Read the parts that this process gets.
+
+        Args:
+            infos: What Orbax knows of each array.
+            args: How each is restored.
+
+        Returns:
+            The arrays.
+        """
+        args = args or [ocp.ArrayRestoreArgs()] * len(infos)
+        elsewhere = [n for n, arg in enumerate(args) if _is_elsewhere(arg)]
+        here = sorted(set(range(len(args))) - set(elsewhere))
+        found: dict[int, jax.Array] = {}
+        if here:
+            read = await super().deserialize([infos[n] for n in here], [args[n] for n in here])
+            found.update(zip(here, read, strict=True))
+        if elsewhere:
+            stored = await self.metadata([infos[n] for n in elsewhere])
+            for n, metadata in zip(elsewhere, stored, strict=True):
+                found[n] = _without_parts(args[n], metadata)
+        return [_key_if_asked(found[n], arg) for n, arg in enumerate(args)]
+
+
+class _InJob:
+    """An array of a job, as every process describes it to Orbax."""
+
+    is_fully_addressable = False
+
+    def __init__(self, array: jax.Array) -> None:
+        """Remember the array; a key is saved as its numbers.
+
+        Args:
+            array: May lie in other processes only.
+        """
+        self._array = jax.random.key_data(array) if _is_key(array.dtype) else array
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the array says."""
+        return getattr(self._array, name)
+
+    @property
+    def addressable_shards(self) -> Sequence[Any]:
+        """The parts in this process, or one that tells Orbax the shape of a part, to be skipped."""
+        shape = self._array.sharding.shard_shape(self._array.shape)
+        described = _ShardElsewhere(jax.ShapeDtypeStruct(shape, self._array.dtype))
+        return self._array.addressable_shards or [described]
+
+
+@dataclass(frozen=True, slots=True)
+class _ShardElsewhere:
+    """The shape of a part that another process writes.
+
+    Attributes:
+        data: Shape and dtype.
+        replica_id: No replica that is written.
+        index: Nowhere.
+    """
+
+    data: jax.ShapeDtypeStruct
+    replica_id: int = _NO_REPLICA
+    index: None = None
+
+
+def _is_elsewhere(arg: Any) -> bool:
+    """Return whether a process gets nothing of an array that is restored so."""
+    sharding = getattr(arg, "sharding", None)
+    return isinstance(sharding, Sharding) and not sharding.addressable_devices
+
+
+def _without_parts(arg: Any, metadata: Any) -> jax.Array:
+    """Return an array that lies in other processes only."""
+    is_key = _is_key(arg.dtype)
+    shape = metadata.shape if arg.global_shape is None else arg.global_shape
+    dtype = metadata.dtype if is_key or arg.dtype is None else arg.dtype
+    return jax.make_array_from_single_device_arrays(tuple(shape), arg.sharding, [], dtype=dtype)
+
+
+def _key_if_asked(array: jax.Array, arg: Any) -> jax.Array:
+    """Return an array as a key if one is restored and only its numbers are stored."""
+    asked = getattr(arg, "dtype", None)
+    if not _is_key(asked) or _is_key(array.dtype):
+        return array
+    return jax.random.wrap_key_data(array, impl=asked)
+
+
+def _is_key(dtype: Any) -> bool:
+    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
