@@ -9,7 +9,7 @@ WORKERS ?= 2
 COMPILERS := build/compilers
 REQUIREMENT := import sys; from meshwise.targets.packages import requirement_of; print(requirement_of(sys.argv[1]))
 
-.PHONY: help setup train test check-targets format lint types layers check bench bench-solver clean
+.PHONY: help setup train test check-targets format lint types layers check bench bench-solver hosts clean
 
 help:
 	@echo "make train    set up, then train a byte-level GPT on 8 virtual CPU devices"
@@ -17,6 +17,7 @@ help:
 	@echo "make check    format, lint, types, layers, tests"
 	@echo "make check-targets    tests that compile for GPUs and TPUs, without devices"
 	@echo "make bench    named benchmarks, JSON into bench-out/"
+	@echo "make hosts    train in two stages on two hosts of this machine, with a slow link (root)"
 	@echo "make bench-solver INSTANCES=DIR    the contest's instances in DIR, within their time limits"
 
 setup: $(STAMP)
@@ -69,6 +70,9 @@ bench: setup
 
 bench-solver: setup
 	$(BIN)/python -m benchmarks.solver $(INSTANCES) $(ARGS)
+
+hosts: setup
+	$(BIN)/python -m evaluation hosts $(ARGS)
 
 clean:
 	rm -rf build dist bench-out .pytest_cache .ruff_cache .hypothesis

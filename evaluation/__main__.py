@@ -1,4 +1,4 @@
-"""`python -m evaluation paper`, `alpacomm`, `anchor`."""
+"""`python -m evaluation paper`, `alpacomm`, `anchor`, `hosts`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import click
 
 from evaluation.alpacomm.command import alpacomm
 from evaluation.anchor.command import anchor
+from evaluation.hosts.command import hosts
 from evaluation.paper.command import paper
 
 EXAMPLES = """
@@ -19,6 +20,9 @@ Examples:
 \b
   python -m evaluation anchor --quick
       Predict one published run from another.
+\b
+  python -m evaluation hosts
+      Train on two hosts of this machine, with a link of a set rate between them.
 
 `python -m evaluation NAME --help` shows the options of each.
 """
@@ -29,10 +33,10 @@ Examples:
     epilog=EXAMPLES,
 )
 def main() -> None:
-    """Compare methods on the settings of papers, without any device."""
+    """Compare methods on the settings of papers, and what runs on hosts of this machine."""
 
 
-for _command in (paper, alpacomm, anchor):
+for _command in (paper, alpacomm, anchor, hosts):
     main.add_command(_command)
 
 

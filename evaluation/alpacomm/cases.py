@@ -11,8 +11,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.transfers.host_tasks import HostTask, host_tasks, hosted_mesh
 from meshwise.graph.layout import Layout, parse_layout
+from meshwise.resharding.cross_mesh.host_tasks import HostTask, host_tasks, hosted_mesh
+from meshwise.resharding.tiles import Box, boxes
 
 # Ten gigabits a second.
 NIC_BYTES_PER_S = 10e9 / 8
@@ -54,6 +55,17 @@ class Case:
         return host_tasks(
             self.shape, FLOAT32_BYTES, (self.before, source), (self.after, destination)
         )
+
+    def placements(self) -> tuple[dict[int, Box], dict[int, Box], tuple[int, ...]]:
+        """Return what each device of both sides holds, and the host of each device."""
+        before = boxes(self.shape, self.before, self.source)
+        after = boxes(self.shape, self.after, self.destination)
+        meshes = (
+            hosted_mesh(*self.source),
+            hosted_mesh(*self.destination, first_host=self.source[0]),
+        )
+        hosts = (*meshes[0].hosts, *meshes[1].hosts)
+        return dict(enumerate(before)), dict(enumerate(after, len(before))), hosts
 
 
 def _case(

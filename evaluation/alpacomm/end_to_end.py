@@ -10,14 +10,17 @@ from types import MappingProxyType
 from evaluation.alpacomm.clocks import TaskCosts
 from evaluation.alpacomm.delayed_weights import delay_weights
 from evaluation.alpacomm.stages import PlannedStages, Stage
-from evaluation.transfers.cross_mesh import cross_mesh_plan
-from evaluation.transfers.host_tasks import HostedMesh, host_tasks
-from evaluation.transfers.strategies import BROADCAST, hops
-from evaluation.transfers.ways import GATHERED, SEND_RECV, SIGNAL
+from evaluation.transfers.route_flows import route_flows
+from evaluation.transfers.ways import SIGNAL
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.layout import Layout
 from meshwise.resharding.between import gather_s
+from meshwise.resharding.cross_mesh.host_tasks import HostedMesh
+from meshwise.resharding.cross_mesh.planned_route import planned_route
+from meshwise.resharding.cross_mesh.sending import Sending
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, GATHERED, SEND_RECV
+from meshwise.resharding.tiles import boxes
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule
@@ -114,8 +117,8 @@ def _flows(
 ) -> tuple[Flow, ...]:
     """Return what one micro-batch moves between hosts, by its best plan.
 
-    The hops from one host to another are one flow.  All begin at once and share the network cards;
-    what stays inside a host is left out.
+    What passes from one host to another is one flow.  All begin at once and share the network
+    cards; what stays inside a host is left out.
 
     Args:
         planned: The pipeline.
@@ -130,15 +133,16 @@ def _flows(
         return (Flow(source.first_host, destination.first_host, 1.0, nic.latency_s),)
     # The tensors that cross, as one: rows, and the bytes of a row.
     shape = (planned.rows, -(-num_bytes // planned.rows))
-    tasks = host_tasks(shape, 1, (before, _hosted(source)), (after, _hosted(destination)))
-    plan = cross_mesh_plan(tasks, cluster.host_at(0).nics_bytes_per_s, strategy)
+    meshes = _hosted(source), _hosted(destination)
+    sides = boxes(shape, before, meshes[0].sizes), boxes(shape, after, meshes[1].sizes)
+    there = dict(enumerate(sides[0])), dict(enumerate(sides[1], len(sides[0])))
+    sending = Sending(bytes_per_s=cluster.host_at(0).nics_bytes_per_s, strategy=strategy)
+    hosts = (*meshes[0].hosts, *meshes[1].hosts)
     moved: dict[tuple[int, int], float] = {}
-    for transfer in plan.transfers:
-        task = tasks[transfer.task]._replace(num_bytes=transfer.num_bytes)
-        for hop in hops(strategy, task, transfer.sender):
-            if hop.source != hop.destination:
-                at = hop.source, hop.destination
-                moved[at] = moved.get(at, 0.0) + hop.num_bytes
+    for flow, _ in route_flows(planned_route(*there, hosts, 1, sending), hosts, 1):
+        if flow.source != flow.destination:
+            at = flow.source, flow.destination
+            moved[at] = moved.get(at, 0.0) + flow.num_bytes
     return tuple(Flow(*at, count, nic.latency_s) for at, count in sorted(moved.items()))
 
 

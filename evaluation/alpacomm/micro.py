@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from evaluation.alpacomm.cases import NIC_BYTES_PER_S, Case, random_case
 from evaluation.alpacomm.simulated import simulated
-from evaluation.transfers.cross_mesh import (
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.resharding.cross_mesh.cross_mesh_plan import (
     ALGORITHMS,
     BALANCED,
     BEST,
@@ -16,9 +17,12 @@ from evaluation.transfers.cross_mesh import (
     CrossMeshPlan,
     cross_mesh_plan,
 )
-from evaluation.transfers.strategies import BROADCAST, GLOBAL_GATHERED, STRATEGIES
-from evaluation.transfers.ways import GATHERED
-from meshwise.cluster.spec import ClusterSpec
+from meshwise.resharding.cross_mesh.strategies import (
+    BROADCAST,
+    GATHERED,
+    GLOBAL_GATHERED,
+    STRATEGIES,
+)
 from meshwise.simulate.actions import HostLinks
 from meshwise.simulate.flows import host_links
 
@@ -64,10 +68,12 @@ def run_case(case: Case) -> CaseResult:
         num_boxes=len(tasks),
         bound_s=plans[BROADCAST].bound_s,
         planned_s={name: plan.makespan_s for name, plan in plans.items()},
-        simulated_s={name: simulated(plan, hosts).makespan_s for name, plan in plans.items()},
+        simulated_s={name: simulated(case, plan, hosts).makespan_s for name, plan in plans.items()},
         gathered_s={
             name: min(
-                simulated(cross_mesh_plan(tasks, NIC_BYTES_PER_S, way, name), hosts).makespan_s
+                simulated(
+                    case, cross_mesh_plan(tasks, NIC_BYTES_PER_S, way, name), hosts
+                ).makespan_s
                 for way in (GATHERED, GLOBAL_GATHERED)
             )
             for name in (NAIVE, BALANCED)

@@ -10,8 +10,8 @@ from evaluation.alpacomm.cases import CASES, ONE_TO_MANY
 from evaluation.alpacomm.micro import CaseResult, RandomResult, run_case, run_random
 from evaluation.paper.plots import save_picture
 from evaluation.paper.tables import markdown
-from evaluation.transfers.cross_mesh import BALANCED, NAIVE
-from evaluation.transfers.strategies import STRATEGIES
+from meshwise.resharding.cross_mesh.cross_mesh_plan import BALANCED, NAIVE
+from meshwise.resharding.cross_mesh.strategies import STRATEGIES
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import seconds_text
 
@@ -143,9 +143,8 @@ waits (3, 4 and 9). They give 1.5 to 1.9. The rest of the published gain is not 
 many small messages cost latency, of which there is none here, and plain send/recv in the given \
 order would be 6 times as slow in 3 and 9. In 7 and 8 the published form of a global all-gather, \
 `2 t`, would give 2.0; the ring here ends after `t + t (A - 1) / A`. In 2, 5 and 6 ours is ahead \
-because the other order is not the best: with the best one all-gather is as fast (below). What a \
-broadcast does inside a host goes on beside what comes from outside, and is left out; all-gathers \
-begin inside when all has come."""
+because the other order is not the best: with the best one all-gather is as fast (below). What \
+passes inside a host goes on beside what comes from outside, piece by piece."""
 
 
 def series_page(results: Sequence[CaseResult], *, with_picture: bool = False) -> str:

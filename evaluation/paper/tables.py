@@ -8,7 +8,8 @@ from evaluation.paper.figures import PUBLISHED_PLANS, Figure
 from evaluation.paper.methods import OURS, is_above
 from evaluation.paper.result import Result
 from evaluation.paper.settings import Setting
-from evaluation.transfers.ways import GATHERED, SEND_RECV, WAYS
+from evaluation.transfers.ways import WAYS
+from meshwise.resharding.cross_mesh.strategies import GATHERED, SEND_RECV
 from meshwise.units import bytes_text, seconds_text
 
 Results = Mapping[tuple[str, str], Result]

@@ -1,5 +1,4 @@
-"""Other ways to send a tensor from one mesh to another: who sends which box when, and how long.
+"""What the evaluations add to `resharding/cross_mesh`: Alpa's ways to send, and flows that wait.
 
-The runtime sends each tile once and makes copies inside the destination (`resharding.once`); here
-stand the ways of Alpa and AlpaComm, their orders, and the simulator of flows that wait for others.
+`route_flows` says what of a route moves between hosts; `dependent_flows` simulates it.
 """

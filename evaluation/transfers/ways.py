@@ -23,8 +23,9 @@ from types import MappingProxyType
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout
 from meshwise.resharding.between import copied_axes, gather_s
+from meshwise.resharding.cross_mesh.strategies import GATHERED, SEND_RECV
 
-SIGNAL, SEND_RECV, GATHERED = "signal", "send/recv", "local all-gather"
+SIGNAL = "signal"
 WAYS: Mapping[str, str] = MappingProxyType(
     {
         SIGNAL: "one byte",

@@ -8,8 +8,9 @@ from evaluation.__main__ import main
 from evaluation.alpacomm.cases import CASES, ONE_TO_MANY, random_case
 from evaluation.alpacomm.micro import run_case, run_random
 from evaluation.alpacomm.pages import PUBLISHED, cases_page, series_page
-from evaluation.transfers.cross_mesh import BALANCED, NAIVE
-from evaluation.transfers.strategies import BROADCAST, STRATEGIES
+
+from meshwise.resharding.cross_mesh.cross_mesh_plan import BALANCED, NAIVE
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
 
 
 def test_cases_are_those_of_the_facts():

@@ -117,7 +117,7 @@ def over_processes(
     pipeline = make_pipeline(layers, _choices(layers, case, job), case.schedule, job)
     assert layers.ends is not None
     ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
-    every_process = EveryProcess(pipeline.copier)
+    every_process = EveryProcess()
     state, batch = args
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
@@ -129,7 +129,7 @@ def over_processes(
             leaves = own_parts(layers.ends, leaves)
         flat, _ = ends.arguments(leaves)
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
-        made = every_process.readable(made)
+        made = every_process.readable(made, pipeline.copier)
         found.append(made)
         jax.block_until_ready(made)
         shown = [[(s.index, host(s.data)) for s in x.addressable_shards] for x in made]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from evaluation.transfers.ways import GATHERED, SEND_RECV, SIGNAL, passing
+from evaluation.transfers.ways import SIGNAL, passing
 
 import meshwise as mw
 from meshwise.graph.layout import parse_layout
 from meshwise.resharding.between import gather_s
+from meshwise.resharding.cross_mesh.strategies import GATHERED, SEND_RECV
 
 # 2 hosts of 8 as 2 x 8: axis 1 inside a host.
 MESH = mw.Cluster.virtual("2x p3.16xlarge").mesh((2, 8))

@@ -7,23 +7,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from evaluation.transfers.unit_tasks import unit_tasks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwise.graph.layout import Layout, parse_layout
+from doubles.routes import layouts, part
+from meshwise.graph.layout import parse_layout
+from meshwise.resharding.cross_mesh.unit_tasks import unit_tasks
 from meshwise.resharding.once import homed_tiles
-from meshwise.resharding.tiles import boxes, num_elements
+from meshwise.resharding.tiles import boxes, cut_box, num_elements
 
 MESHES = ((2, 2), (1, 4), (2, 4), (3, 4))
-
-
-def layouts(rank, sizes):
-    """Every layout without partial axes, in every order of axes."""
-    for homes in itertools.product(range(-1, rank), repeat=len(sizes)):
-        dims = [[a for a, home in enumerate(homes) if home == d] for d in range(rank)]
-        for orders in itertools.product(*(itertools.permutations(axes) for axes in dims)):
-            yield Layout(tuple(orders))
 
 
 def holding(shape, layout, sizes, first=0):
@@ -32,10 +25,6 @@ def holding(shape, layout, sizes, first=0):
 
 def elements(box):
     return itertools.product(*(range(start, stop) for start, stop in box))
-
-
-def part(whole, box):
-    return whole[tuple(slice(start, stop) for start, stop in box)]
 
 
 def carried_out(whole, tiles):
@@ -150,3 +139,11 @@ def test_dims_that_do_not_divide_have_a_short_last_tile():
 def test_what_has_no_tiles_is_refused(layout):
     with pytest.raises(ValueError, match=r"has no tiles of a tensor of shape \[4\]"):
         boxes((4,), parse_layout(layout), (2,))
+
+
+def test_boxes_are_cut_along_their_longest_dim():
+    box = ((0, 2), (10, 18))
+    first, second = cut_box(box, [0.3])
+    assert (first, second) == (((0, 2), (10, 12)), ((0, 2), (12, 18)))
+    assert [num_elements(part) for part in cut_box(((0, 2),), [0.2, 0.4])] == [0, 1, 1]
+    assert cut_box((), [0.5]) == ((),)

@@ -15,6 +15,7 @@ from meshwise.errors import PlanError
 from meshwise.jax_compat import PyTree
 from meshwise.planner.step import PlannedCall
 from meshwise.runtime.devices import array_of, has_devices_here
+from meshwise.runtime.scalars import EveryProcess
 
 
 def split_init_args(
@@ -82,6 +83,20 @@ def zeros_of_spec(leaf: PyTree) -> PyTree:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jnp.zeros(leaf.shape, leaf.dtype)
     return leaf
+
+
+def readable_places(
+    leaves: Sequence[jax.ShapeDtypeStruct], wanted: Sequence[NamedSharding | None]
+) -> list[Any]:
+    """Return where a state is born in a job: every process can read its scalars.
+
+    Args:
+        leaves: The leaves of the state.
+        wanted: Where the step wants each.
+    """
+    every_process = EveryProcess()
+    pairs = zip(leaves, wanted, strict=True)
+    return [home and every_process.place(len(leaf.shape), home) for leaf, home in pairs]
 
 
 def born_sharded(

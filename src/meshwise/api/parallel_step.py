@@ -25,6 +25,7 @@ from meshwise.api.bound_steps import kept_step
 from meshwise.api.init_state import (
     born_sharded,
     planned_for_state,
+    readable_places,
     split_init_args,
     state_place,
     zeros_of_spec,
@@ -243,7 +244,10 @@ class ParallelStep(PlannedStep):
             key, start = planned_for_state(self._planned, state)
             executable = self._compiled(key, self._planned[key])
         stop = start + len(jax.tree.leaves(state))
-        tree, wanted = jax.tree.structure(state), executable.in_shardings[start:stop]
+        leaves, tree = jax.tree.flatten(state)
+        wanted = executable.in_shardings[start:stop]
+        if self._job() is not None:
+            wanted = readable_places(leaves, wanted)
         concrete = jax.tree.map(zeros_of_spec, fun_args)
         return born_sharded(fun, concrete, wanted, tree)
 

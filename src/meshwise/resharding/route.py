@@ -2,7 +2,8 @@
 
 Values are numbered: a tile, a piece of one, or a copy, each on one device.  A *phase* cuts pieces
 out of values, moves values between devices, and joins pieces to tiles; each phase takes what those
-before it made.  A device, or a process with some devices, carries out the steps that it is part of.
+before it made.  A device, or a process with some devices, carries out the steps that it is part of,
+without waiting: what has to come after something else on another device waits for a signal.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from meshwise.resharding.once import HomedTile, homed_tiles
-from meshwise.resharding.tiles import Box, num_elements
+from meshwise.resharding.tiles import Box, box_shape, num_elements, within
 
 
 class Cut(NamedTuple):
@@ -23,12 +24,14 @@ class Cut(NamedTuple):
         value: The value.
         parts: The pieces, by their places in the value.
         results: For each piece its number.
+        after: Values of the device that must be there before.
     """
 
     device: int
     value: int
     parts: tuple[Box, ...]
     results: tuple[int, ...]
+    after: tuple[int, ...] = ()
 
 
 class Move(NamedTuple):
@@ -49,28 +52,47 @@ class Move(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Signal(NamedTuple):
+    """A device tells another one that a value is there: it sends the first element of it.
+
+    Attributes:
+        value: The value.
+        source: The device that has it.
+        destination: The device that is told.
+        result: The number of what it gets.
+        rank: How many dims the value has.
+    """
+
+    value: int
+    source: int
+    destination: int
+    result: int
+    rank: int
+
+
 class Join(NamedTuple):
-    """A grid of pieces is put together.
+    """Pieces are put together.
 
     Attributes:
         device: The device that does it.
-        values: The pieces, ascending by place.
-        counts: How many of them lie along each dim.
+        values: The pieces.
+        places: For each piece its place in what comes out.
         result: The number of what comes out.
     """
 
     device: int
     values: tuple[int, ...]
-    counts: tuple[int, ...]
+    places: tuple[Box, ...]
     result: int
 
 
 class Phase(NamedTuple):
-    """Cuts, then moves, then joins."""
+    """Cuts, then moves, then joins; signals are sent with the moves."""
 
     cuts: tuple[Cut, ...]
     moves: tuple[Move, ...]
     joins: tuple[Join, ...]
+    signals: tuple[Signal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +165,14 @@ class _Route:
             for piece in tile.pieces:
                 value = at[piece.box, piece.sender]
                 if piece.sender != tile.home:
-                    shape = _shape(piece.box)
+                    shape = box_shape(piece.box)
                     moves.append(Move(value, piece.sender, tile.home, self.new(), shape))
                     value = moves[-1].result
                 pieces.append(value)
             self.shards[tile.home] = pieces[0]
             if len(pieces) > 1:
-                rank = len(tile.box)
-                counts = tuple(len({p.box[dim] for p in tile.pieces}) for dim in range(rank))
-                joins.append(Join(tile.home, tuple(pieces), counts, self.new()))
+                places = tuple(within(p.box, tile.box) for p in tile.pieces)
+                joins.append(Join(tile.home, tuple(pieces), places, self.new()))
                 self.shards[tile.home] = joins[-1].result
             self.shards.update((device, self.held[device]) for device in tile.owners)
         return Phase(cuts, tuple(moves), tuple(joins))
@@ -170,7 +191,7 @@ class _Route:
             parts = [box for box in boxes if box != whole]
             if parts:
                 results = tuple(self.new() for _ in parts)
-                places = tuple(_within(box, whole) for box in parts)
+                places = tuple(within(box, whole) for box in parts)
                 cuts.append(Cut(sender, self.held[sender], places, results))
                 at.update(((box, sender), n) for box, n in zip(parts, results, strict=True))
         return tuple(cuts), at
@@ -188,16 +209,7 @@ class _Route:
                 source = tile.home if is_first else nearest[process]
                 nearest.setdefault(process, device)
                 moves = near if source == tile.home else far
-                value, shape = self.shards[source], _shape(tile.box)
+                value, shape = self.shards[source], box_shape(tile.box)
                 moves.append(Move(value, source, device, self.new(), shape))
                 self.shards[device] = moves[-1].result
         return near, far
-
-
-def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in box)
-
-
-def _within(box: Box, whole: Box) -> Box:
-    """Return a box by its place in a larger one."""
-    return tuple((a - first, b - first) for (a, b), (first, _) in zip(box, whole, strict=True))

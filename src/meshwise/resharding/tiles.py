@@ -68,6 +68,44 @@ def overlap(one: Box, other: Box) -> Box:
     )
 
 
+def within(box: Box, whole: Box) -> Box:
+    """Return a box by its place in a larger one.
+
+    Args:
+        box: The box.
+        whole: The larger one.
+    """
+    return tuple((a - first, b - first) for (a, b), (first, _) in zip(box, whole, strict=True))
+
+
+def box_shape(box: Box) -> tuple[int, ...]:
+    """Return the shape of what a box holds.
+
+    Args:
+        box: For each dim the first element and the one behind the last.
+    """
+    return tuple(stop - start for start, stop in box)
+
+
+def cut_box(box: Box, points: Sequence[float]) -> tuple[Box, ...]:
+    """Return the parts of a box that is cut along its longest dim, the first of equal ones.
+
+    Points are rounded to whole elements; a part may have none.
+
+    Args:
+        box: The box.
+        points: Where it is cut, ascending, as shares of the dim from 0 to 1.
+    """
+    shape = box_shape(box)
+    if not shape:
+        # One number is not cut: it belongs to the first part.
+        return (box,)
+    dim = shape.index(max(shape))
+    first = box[dim][0]
+    places = [first, *(first + round(shape[dim] * point) for point in points), box[dim][1]]
+    return tuple((*box[:dim], pair, *box[dim + 1 :]) for pair in itertools.pairwise(places))
+
+
 def holders(held: Mapping[int, Box]) -> dict[Box, tuple[int, ...]]:
     """Return the distinct tiles, and the devices that hold each, ascending; no empty tiles."""
     found: dict[Box, list[int]] = {}

@@ -149,7 +149,8 @@ class Executable:
             raise
         self.handover.remember(results)
         if self.every_process is not None:
-            return self.every_process.readable(results)
+            assert self.copier is not None
+            return self.every_process.readable(results, self.copier)
         return results
 
     def _lie_there(self, leaves: Sequence[Argument]) -> bool:
@@ -215,7 +216,7 @@ def compile_step(
         kept=kept,
         handover=Handover(traced.graph.aliases, kept),
         copier=copier,
-        every_process=EveryProcess(copier) if copier and _leaves_out(mesh, job) else None,
+        every_process=EveryProcess() if _leaves_out(mesh, job) else None,
     )
 
 

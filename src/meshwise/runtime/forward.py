@@ -120,7 +120,9 @@ class ForwardExecutable:
         whole = (x.whole() if isinstance(x, HostRows) else x for x in found)
         arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in whole]
         results = with_weak_types(self.ends.results(arrays), original.weak_results)
-        return results if self.every_process is None else self.every_process.readable(results)
+        if self.every_process is None:
+            return results
+        return self.every_process.readable(results, self.copier)
 
     def compiled_text(self) -> dict[str, str]:
         """Return the optimised HLO of each program, by name."""
@@ -179,6 +181,6 @@ def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExe
         ends=StackedEnds(found.ends, shardings, copier),
         user=found.ends,
         copier=copier,
-        every_process=None if job is None else EveryProcess(copier),
+        every_process=None if job is None else EveryProcess(),
         compile_s=time.perf_counter() - start,
     )

@@ -8,8 +8,11 @@ from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
+from jax.sharding import Sharding
 
 from meshwise.errors import MeshwiseError
+from meshwise.jax_compat import PyTree
+from meshwise.runtime.scalars import EveryProcess
 from meshwise.train.history import History
 from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
@@ -58,6 +61,8 @@ class Checkpoints:
     def save(self, state: TrainState, history: History) -> Path:
         """Write a checkpoint of the state; complete or not there at all.
 
+        All processes of a job call it, and each writes what it has.
+
         Returns:
             Its folder.
         """
@@ -80,8 +85,12 @@ class Checkpoints:
         """Read the newest checkpoint.
 
         Args:
-            like: A state whose shapes, dtypes and shardings the result gets.  Its arrays are
-                deleted first, so that no device holds two states.
+            like: A state whose shapes, dtypes and shardings the result gets; in a job the number
+                of steps can be read in every process.  Its arrays are deleted first, so that no
+                device holds two states.
+
+        Returns:
+            The state, and the history of its run.
 
         Raises:
             MeshwiseError: there is none, or it is of a run with other settings.
@@ -92,10 +101,12 @@ class Checkpoints:
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
         self._check_identity(meta["meta"]["identity"], step)
 
-        def abstract(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        def abstract(leaf: jax.Array, where: Sharding | None = None) -> PyTree:
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where or leaf.sharding)
 
-        target = jax.tree.map(abstract, like)
+        target: TrainState = jax.tree.map(abstract, like)
+        readable = EveryProcess().place(like.step.ndim, like.step.sharding)
+        target = target._replace(step=abstract(like.step, readable))
         for leaf in jax.tree.leaves(like):
             leaf.delete()
         how = ocp.checkpoint_utils.construct_restore_args(target)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
@@ -27,15 +28,19 @@ def checkpoint_handler() -> ocp.PyTreeCheckpointHandler:
     """Return the handler with which Orbax saves and restores the state of a step in a job.
 
     It is for `ocp.args.PyTreeSave` and `ocp.args.PyTreeRestore`.  All processes of the job save and
-    restore together, in a folder that all see.  In one process it does what Orbax does by itself.
+    restore together, in a folder that all see.  An array that each process has for itself is saved
+    once, so it must be the same in all.  Keys are restored as keys where the target says so.
 
     ```python
     manager = ocp.CheckpointManager(folder, item_handlers=mw.checkpoint_handler())
-    manager.save(step, args=ocp.args.PyTreeSave(state))
+    manager.save(number, args=ocp.args.PyTreeSave(state))
 
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    state = step.init(create_state, key, batch)  # For its shapes and shardings.
+    target = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
     restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-    manager.restore(step, args=ocp.args.PyTreeRestore(target, restore_args=restore_args))
+    state = manager.restore(number, args=ocp.args.PyTreeRestore(target, restore_args=restore_args))
     ```
 
     Returns:
@@ -162,4 +167,4 @@ def _key_if_asked(array: jax.Array, arg: Any) -> jax.Array:
 
 
 def _is_key(dtype: Any) -> bool:
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)

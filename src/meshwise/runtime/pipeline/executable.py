@@ -148,7 +148,7 @@ class PipelineExecutable:
         try:
             results = with_weak_types(self._run_with_stacks(given, run), self.weak_results)
             if self.every_process is not None:
-                results = self.every_process.readable(results)
+                results = self.every_process.readable(results, self.pipeline.copier)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
@@ -271,7 +271,7 @@ def compile_pipeline(
             original.aliases, [i for i in range(len(original.in_avals)) if i not in donated]
         ),
         keeps_stacks=has_room_for_stacks(pipeline, ends, plan, sizes),
-        every_process=None if job is None else EveryProcess(pipeline.copier),
+        every_process=None if job is None else EveryProcess(),
         numbers=itertools.count(),
     )
 

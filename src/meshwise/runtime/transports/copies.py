@@ -57,14 +57,14 @@ class LocalPhase:
     """The part of a phase of a route that one process carries out.
 
     Attributes:
-        cuts: Programs that make pieces: the program, which value it takes, and which it makes.
+        cuts: Programs that make pieces: the program, which values it takes, and which it makes.
         moves: Values that move inside the process, where to, and the numbers of the copies.
-        passages: Values that come from other processes, or go to them.
+        passages: Values that come from other processes, or go to them; signals among them.
         joins: Programs that make tiles of pieces: the program, which values it takes, what it
             makes.
     """
 
-    cuts: tuple[tuple[Program, int, tuple[int, ...]], ...]
+    cuts: tuple[tuple[Program, tuple[int, ...], tuple[int, ...]], ...]
     moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
     passages: tuple[Move, ...]
     joins: tuple[tuple[Program, tuple[int, ...], int], ...]
@@ -115,7 +115,7 @@ def values_taken(phase: LocalPhase) -> set[int]:
         phase: The phase.
     """
     return {
-        *(value for _, value, _ in phase.cuts),
+        *(value for _, values, _ in phase.cuts for value in values),
         *phase.moves[0],
         *(move.value for move in phase.passages),
         *(value for _, values, _ in phase.joins for value in values),

@@ -7,6 +7,9 @@ together, and further copies are made from there (`resharding.route`).  Every st
 none waited for.  What is to be done for a shape and two shardings is found out once, and the small
 programs that cut and join are compiled once.
 
+A transfer may be told a strategy (`resharding.cross_mesh`), which says how it passes between hosts;
+by default each tile crosses once, to its home.
+
 In a job of several processes each carries out the steps of its own devices, and what passes between
 processes goes by a transport.
 """
@@ -25,8 +28,11 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from meshwise.errors import TransportError
-from meshwise.resharding.route import Phase, Route, route_once
+from meshwise.resharding.cross_mesh.planned_route import planned_route
+from meshwise.resharding.cross_mesh.sending import Sending
+from meshwise.resharding.route import Cut, Move, Phase, Route, Signal, route_once
 from meshwise.resharding.tiles import Box, num_elements, overlap
+from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
 from meshwise.runtime.host_rows import HostRows
 from meshwise.runtime.placement import Argument, placed
@@ -39,19 +45,30 @@ from meshwise.runtime.transports.copies import (
     part_of,
     values_taken,
 )
+from meshwise.runtime.transports.joined_pieces import joined
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
+
+
+def process_of(device: Any) -> int:
+    """Return the number of the process of a device."""
+    return device.process_index
 
 
 class TileCopier:
     """Moves arrays; what it found out and compiled serves all later ones of the same kind."""
 
-    def __init__(self, transport: Transport | None = None) -> None:
+    def __init__(
+        self, transport: Transport | None = None, host_of: Callable[[Any], int] = process_of
+    ) -> None:
         """Nothing is known yet.
 
         Args:
             transport: The way between processes; None: all devices are of this process.
+            host_of: Returns the number of a device's host, for strategies; by default the number of
+                its process.
         """
         self._transport = transport
+        self._host_of = host_of
         self._process = None if transport is None else transport.process
         self._count = itertools.count()
         self._copies: dict[tuple[Any, ...], Copies] = {}
@@ -66,6 +83,7 @@ class TileCopier:
         own_memory: bool = False,
         is_overwritten: bool = False,
         label: str | None = None,
+        sending: Sending | None = None,
     ) -> Array:
         """Return an array, or rows of it, in a sharding.
 
@@ -82,6 +100,7 @@ class TileCopier:
                 to it, which is then a copy.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
+            sending: How it passes between hosts; None: each tile crosses once.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
@@ -94,12 +113,14 @@ class TileCopier:
         if label is None:
             label = f"array {next(self._count)}"
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
-            return self._put_keys(value, sharding, rows, own_memory=own_memory, label=label)
+            return self._put_keys(
+                value, sharding, rows, own_memory=own_memory, label=label, sending=sending
+            )
         shape = _shape(value, rows)
         if not math.prod(shape):
             # Nothing to move, and no reason to wait.
             return placed([np.zeros(shape, value.dtype)], [sharding])[0]
-        copies = self.copies(value, sharding, rows)
+        copies = self.copies(value, sharding, sending, rows)
         shards = value.addressable_shards
         values: dict[int, Array] = {}
         for tile in copies.source:
@@ -136,6 +157,7 @@ class TileCopier:
         *,
         own_memory: bool,
         label: str,
+        sending: Sending | None,
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
@@ -150,7 +172,9 @@ class TileCopier:
             assert isinstance(value.sharding, NamedSharding)
             source = _of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
-        found = self.put(data, there, rows=rows, own_memory=own_memory, label=label)
+        found = self.put(
+            data, there, rows=rows, own_memory=own_memory, label=label, sending=sending
+        )
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
         shape = _shape(value, rows)
@@ -166,7 +190,8 @@ class TileCopier:
     ) -> None:
         """Dispatch a phase."""
         for program, given, results in phase.cuts:
-            values.update(zip(results, program(values[given]), strict=True))
+            made = program(*(values[n] for n in given))
+            values.update(zip(results, made, strict=True))
         moved, places, results = phase.moves
         if moved:
             copies = jax.device_put([values[n] for n in moved], list(places))
@@ -191,19 +216,37 @@ class TileCopier:
         for program, given, result in phase.joins:
             values[result] = program(*(values[n] for n in given))
 
-    def copies(self, value: jax.Array, sharding: NamedSharding, rows: Rows | None = None) -> Copies:
+    def copies(
+        self,
+        value: jax.Array,
+        sharding: NamedSharding,
+        sending: Sending | None = None,
+        rows: Rows | None = None,
+    ) -> Copies:
         """Return what is done for an array, or rows of it.
+
+        Args:
+            value: The array.
+            sharding: Where it goes.
+            sending: How it passes between hosts; None: each tile crosses once.
+            rows: Those that go; None for all.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        key = value.shape, value.dtype, value.sharding, sharding, rows
+        key = value.shape, value.dtype, value.sharding, sharding, sending, rows
         found = self._copies.get(key)
         if found is None:
-            found = self._copies[key] = self._found(value, sharding, rows)
+            found = self._copies[key] = self._found(value, sharding, sending, rows)
         return found
 
-    def _found(self, value: jax.Array, sharding: NamedSharding, rows: Rows | None) -> Copies:
+    def _found(
+        self,
+        value: jax.Array,
+        sharding: NamedSharding,
+        sending: Sending | None,
+        rows: Rows | None,
+    ) -> Copies:
         is_here = value.is_fully_addressable and sharding.is_fully_addressable
         if self._transport is None and not is_here:
             raise TransportError(
@@ -212,27 +255,28 @@ class TileCopier:
             )
         wanted = None if rows is None else rows.box(value.shape)
         whole = _boxes(value.sharding, value.shape)
-        source = {d: p for d, box in whole.items() if num_elements(p := part_of(box, wanted))}
-        destination = _boxes(sharding, _shape(value, rows))
-        devices = tuple(dict.fromkeys((*source, *destination)))
+        there = {d: p for d, box in whole.items() if num_elements(p := part_of(box, wanted))}
+        boxes = there, _boxes(sharding, _shape(value, rows))
+        devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
-        route = route_once(
-            {number[d]: box for d, box in source.items()},
-            {number[d]: box for d, box in destination.items()},
-            [device.process_index for device in devices],
-        )
+        source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
+        size = value.dtype.itemsize
+        if sending is None:
+            route = route_once(source, destination, [process_of(device) for device in devices])
+        else:
+            hosts = [self._host_of(device) for device in devices]
+            route = planned_route(source, destination, hosts, size, sending)
+        verify_route(route, source, destination)
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
         phases = self._phases(route, mine, devices)
-        there = [number[d] for d in destination if number[d] in mine]
-        shards = tuple(route.shards[n] for n in there)
+        shards = tuple(route.shards[n] for n in destination if n in mine)
         used = set(shards).union(*(values_taken(phase) for phase in phases))
         tiles = [
             self._source_tile(n, route.held[number[s.device]], whole[s.device], wanted)
             for n, s in enumerate(value.addressable_shards)
-            if s.device in source and route.held[number[s.device]] in used
+            if s.device in there and route.held[number[s.device]] in used
         ]
         held = {tile.value for tile in tiles if tile.program is None}
-        size = value.dtype.itemsize
         passed_on = {move.value for phase in phases for move in phase.passages}
         return Copies(
             crossing_bytes=size * route.crossing_elements,
@@ -262,19 +306,26 @@ class TileCopier:
 
     def _local(self, phase: Phase, mine: set[int], devices: Sequence[Any]) -> LocalPhase:
         """Return what this process does of a phase."""
-        inside = [m for m in phase.moves if m.source in mine and m.destination in mine]
+        cuts = [c for c in phase.cuts if c.device in mine]
+        moves = list(phase.moves)
+        for signal in phase.signals:
+            cut, move = _parts_of(signal)
+            moves.append(move)
+            if signal.source in mine:
+                cuts.append(cut)
+        inside = [m for m in moves if m.source in mine and m.destination in mine]
         return LocalPhase(
             cuts=tuple(
-                (self.cutter(c.parts), c.value, c.results) for c in phase.cuts if c.device in mine
+                (self.cutter(c.parts, len(c.after)), (c.value, *c.after), c.results) for c in cuts
             ),
             moves=(
                 tuple(m.value for m in inside),
                 tuple(devices[m.destination] for m in inside),
                 tuple(m.result for m in inside),
             ),
-            passages=tuple(m for m in phase.moves if (m.source in mine) != (m.destination in mine)),
+            passages=tuple(m for m in moves if (m.source in mine) != (m.destination in mine)),
             joins=tuple(
-                (self.joiner(j.counts), j.values, j.result) for j in phase.joins if j.device in mine
+                (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
         )
 
@@ -289,25 +340,37 @@ class TileCopier:
 
         return self._programs.setdefault(("take", shape), jax.jit(take))
 
-    def cutter(self, parts: tuple[Box, ...]) -> Program:
-        """Return the program that takes parts, given by their places in its operand."""
+    def cutter(self, parts: tuple[Box, ...], num_signals: int = 0) -> Program:
+        """Return the program that takes parts, given by their places in its first operand.
 
-        def cut(tile: Array) -> list[Array]:
-            return [lax.slice(tile, *zip(*part, strict=True)) for part in parts]
+        Its other operands, so many, are signals: it runs when they are there.
+        """
 
-        return self._programs.setdefault(("cut", parts), jax.jit(cut))
+        def cut(tile: Array, *signals: Array) -> list[Array]:
+            if signals:
+                # A part that is all of the tile must not be the tile itself, which is there now.
+                tile, *_ = lax.optimization_barrier((tile, *signals))
+            return [lax.slice(tile, [a for a, _ in part], [b for _, b in part]) for part in parts]
 
-    def joiner(self, counts: tuple[int, ...]) -> Program:
-        """Return the program that makes one tile of a grid of pieces, so many along each dim."""
+        key = "cut", parts, num_signals
+        return self._programs.setdefault(key, jax.jit(cut, keep_unused=True))
+
+    def joiner(self, places: tuple[Box, ...]) -> Program:
+        """Return the program that puts pieces together, given by their places in the result."""
 
         def join(*pieces: Array) -> Array:
-            rest = list(pieces)
-            for dim in reversed(range(len(counts))):
-                starts = range(0, len(rest), counts[dim])
-                rest = [lax.concatenate(rest[n : n + counts[dim]], dim) for n in starts]
-            return rest[0]
+            return joined(list(zip(places, pieces, strict=True)))
 
-        return self._programs.setdefault(("join", counts), jax.jit(join))
+        return self._programs.setdefault(("join", places), jax.jit(join))
+
+
+def _parts_of(signal: Signal) -> tuple[Cut, Move]:
+    """Return what a signal consists of; the element that is sent has a number of its own."""
+    shape = (1,) * signal.rank
+    element = -1 - signal.result
+    place = tuple((0, 1) for _ in shape)
+    cut = Cut(signal.source, signal.value, (place,), (element,))
+    return cut, Move(element, signal.source, signal.destination, signal.result, shape)
 
 
 def _taken(value: Argument, rows: Rows | None) -> Argument:

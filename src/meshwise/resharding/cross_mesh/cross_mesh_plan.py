@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evaluation.transfers.depth_first import depth_first, least_s
-from evaluation.transfers.division import Part, is_partition, open_shop, shares
-from evaluation.transfers.host_tasks import HostTask
-from evaluation.transfers.ordering import Job, Timed, greedy, in_order, load_balanced
-from evaluation.transfers.ordering import naive as in_given_order
-from evaluation.transfers.strategies import BROADCAST, NUM_CHUNKS, seconds
 from meshwise.errors import ClusterError
+from meshwise.resharding.cross_mesh.depth_first import depth_first, least_s
+from meshwise.resharding.cross_mesh.division import Part, is_partition, open_shop, shares
+from meshwise.resharding.cross_mesh.host_tasks import HostTask
+from meshwise.resharding.cross_mesh.ordering import Job, Timed, greedy, in_order, load_balanced
+from meshwise.resharding.cross_mesh.ordering import naive as in_given_order
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, NUM_CHUNKS, received_bytes, seconds
 
 NAIVE, BALANCED, DEPTH_FIRST, GREEDY = "naive", "load balance only", "depth first", "greedy"
 DIVIDED, WHOLE, BEST = "divided", "best of whole boxes", "best"
@@ -56,6 +56,7 @@ class CrossMeshPlan:
         strategy: How each is sent, one of `strategies.STRATEGIES`.
         algorithm: What found senders and order.
         transfers: In the order in which they start on each host.
+        chunk_bytes: For each box the bytes of a chunk, if it is broadcast.
         makespan_s: When the last one ends.
         bound_s: What no plan is below: bytes through the busiest network card.
     """
@@ -64,16 +65,13 @@ class CrossMeshPlan:
     strategy: str
     algorithm: str
     transfers: tuple[Sent, ...]
+    chunk_bytes: tuple[float, ...]
     makespan_s: float
     bound_s: float
 
-    def chunk_bytes(self, transfer: Sent) -> float:
-        """Bytes of one chunk of a transfer that is broadcast."""
-        return self.tasks[transfer.task].num_bytes / NUM_CHUNKS
-
 
 def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
-    """Bytes through the busiest network card.
+    """Return the seconds of the busiest network card.
 
     Every host receives once what it needs; each box is sent once, by one of those that have it, who
     share the work as well as can be.
@@ -82,16 +80,12 @@ def bound_s(tasks: Sequence[HostTask], bytes_per_s: float) -> float:
         tasks: The boxes.
         bytes_per_s: Of a network card, in each direction.
     """
-    return max(shares(tasks)[1], _most_received(tasks)) / bytes_per_s
+    return _most_bytes(tasks, shares(tasks)[1]) / bytes_per_s
 
 
-def _most_received(tasks: Sequence[HostTask]) -> float:
-    """Bytes that the busiest receiver gets."""
-    received: dict[int, float] = {}
-    for task in tasks:
-        for host in task.receivers:
-            received[host] = received.get(host, 0.0) + task.num_bytes
-    return max(received.values(), default=0.0)
+def _most_bytes(tasks: Sequence[HostTask], most_sent: float) -> float:
+    """Return the bytes of the busiest port."""
+    return max((most_sent, *received_bytes(tasks).values()))
 
 
 def cross_mesh_plan(
@@ -99,6 +93,7 @@ def cross_mesh_plan(
     bytes_per_s: float,
     strategy: str = BROADCAST,
     algorithm: str = BEST,
+    chunk_bytes: float | None = None,
 ) -> CrossMeshPlan:
     """Choose senders and order.
 
@@ -107,6 +102,7 @@ def cross_mesh_plan(
         bytes_per_s: Of a network card, in each direction.
         strategy: One of `strategies.STRATEGIES`.
         algorithm: One of `ALGORITHMS`; "best" never ends later than any other.
+        chunk_bytes: Bytes of a chunk of a broadcast; by default a hundredth of each box.
 
     Raises:
         ClusterError: the bandwidth is not a finite number above 0.
@@ -114,7 +110,7 @@ def cross_mesh_plan(
     """
     if not (bytes_per_s > 0 and math.isfinite(bytes_per_s)):
         raise ClusterError(f"a network card has a bandwidth of {bytes_per_s} bytes/s")
-    problem = _Problem(tuple(tasks), bytes_per_s, strategy)
+    problem = _Problem(tuple(tasks), bytes_per_s, strategy, chunk_bytes)
     found = min(problem.schedules(algorithm), key=lambda plan: plan.makespan_s, default=None)
     if found is None:
         raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(ALGORITHMS)}")
@@ -124,16 +120,30 @@ def cross_mesh_plan(
 class _Problem:
     """Boxes with a strategy."""
 
-    def __init__(self, tasks: tuple[HostTask, ...], bytes_per_s: float, strategy: str) -> None:
+    def __init__(
+        self,
+        tasks: tuple[HostTask, ...],
+        bytes_per_s: float,
+        strategy: str,
+        chunk_bytes: float | None,
+    ) -> None:
         self.tasks, self.strategy = tasks, strategy
         self.rate = bytes_per_s
-        self.jobs = [Job(seconds(strategy, t, bytes_per_s), t.senders, t.receivers) for t in tasks]
+        self.chunk_bytes = tuple(
+            task.num_bytes / NUM_CHUNKS if chunk_bytes is None else chunk_bytes for task in tasks
+        )
+        self.jobs = [
+            Job(seconds(strategy, task, bytes_per_s, chunk), task.senders, task.receivers)
+            for task, chunk in zip(tasks, self.chunk_bytes, strict=True)
+        ]
         self.parts, most_sent = shares(tasks)
-        self.bound_s = max(most_sent, _most_received(tasks)) / bytes_per_s
+        self.bound_s = (
+            max(most_sent, max(received_bytes(tasks).values(), default=0.0)) / bytes_per_s
+        )
         self.least_s = least_s(self.jobs)
 
     def schedules(self, algorithm: str) -> list[CrossMeshPlan]:
-        """What an algorithm chooses from."""
+        """Return what an algorithm chooses from."""
         match algorithm:
             case "naive":
                 return [self._whole(algorithm, in_given_order(self.jobs))]
@@ -157,7 +167,7 @@ class _Problem:
                 return []
 
     def _quick(self) -> list[CrossMeshPlan]:
-        """Plans of whole boxes without a search."""
+        """Return plans of whole boxes without a search."""
         found: list[CrossMeshPlan] = []
         for algorithm in (NAIVE, BALANCED, GREEDY):
             found += self.schedules(algorithm)
@@ -166,7 +176,7 @@ class _Problem:
         return found
 
     def _searched(self, known: list[CrossMeshPlan]) -> list[CrossMeshPlan]:
-        """And one of a search, where whole boxes could be better than what is known."""
+        """Add one of a search, where whole boxes could be better than what is known."""
         if _least(known).makespan_s <= self.least_s * _SAME:
             return known
         whole = _least([plan for plan in known if plan.algorithm != DIVIDED])
@@ -181,7 +191,7 @@ class _Problem:
     def _plan(
         self, algorithm: str, parts: Sequence[Part], schedule: Sequence[Timed]
     ) -> CrossMeshPlan:
-        """The plan of a schedule whose jobs are parts of boxes."""
+        """Return the plan of a schedule whose jobs are parts of boxes."""
         transfers: list[Sent] = []
         done: dict[int, float] = {}
         for timed in schedule:
@@ -194,6 +204,7 @@ class _Problem:
             strategy=self.strategy,
             algorithm=algorithm,
             transfers=tuple(transfers),
+            chunk_bytes=self.chunk_bytes,
             makespan_s=max((t.end_s for t in transfers), default=0.0),
             bound_s=self.bound_s,
         )
@@ -213,10 +224,10 @@ class _Problem:
         found: list[Job] = []
         for part in parts:
             whole = self.tasks[part.task]
-            chunk = whole.num_bytes / NUM_CHUNKS
             task = whole._replace(num_bytes=part.num_bytes)
-            duration_s = seconds(self.strategy, task, self.rate, chunk)
-            found.append(Job(duration_s, (part.sender,), task.receivers))
+            chunk_bytes = self.chunk_bytes[part.task]
+            duration_s = seconds(self.strategy, task, self.rate, chunk_bytes)
+            found.append(Job(duration_s, (part.sender,), whole.receivers))
         return found
 
 
@@ -225,6 +236,6 @@ def _least(plans: Sequence[CrossMeshPlan]) -> CrossMeshPlan:
 
 
 def _cut(part: Part, most: float) -> list[Part]:
-    """Equal parts of no more than so many bytes."""
+    """Return equal parts of no more than so many bytes."""
     count = max(1, math.ceil(part.num_bytes / most))
     return [part._replace(num_bytes=part.num_bytes / count)] * count

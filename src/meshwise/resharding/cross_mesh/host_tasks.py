@@ -1,7 +1,7 @@
 """Unit tasks as hosts see them: between meshes, network cards are what is short.
 
 Every host has one full-duplex card; links between hosts do not disturb each other, and what passes
-inside a host is neglected.  The hosts of the two meshes are others.
+inside a host is neglected.  A host that has a box is not sent it.
 
 Source: AlpaComm sections 2 and 3 (docs/facts.md section 3).
 """
@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evaluation.transfers.unit_tasks import unit_tasks
 from meshwise.graph.layout import Layout
+from meshwise.resharding.cross_mesh.unit_tasks import UnitTask, unit_tasks
 from meshwise.resharding.tiles import boxes, num_elements
 
 
@@ -23,9 +23,9 @@ class HostTask(NamedTuple):
     """A box of a tensor that some hosts have and some need.
 
     Attributes:
-        num_bytes: Of the box.
+        num_bytes: Bytes of the box.
         senders: Hosts that have it, ascending.
-        receivers: Hosts that need it, ascending.
+        receivers: Hosts that need it and do not have it, ascending.
         devices: For each receiver how many of its devices need it.
     """
 
@@ -40,8 +40,8 @@ class HostedMesh:
     """A logical mesh and where its devices are.
 
     Attributes:
-        sizes: Of its axes, major to minor.
-        hosts: Host of each device, row-major.
+        sizes: Sizes of its axes, major to minor.
+        hosts: The host of each device, row-major.
     """
 
     sizes: tuple[int, ...]
@@ -61,9 +61,36 @@ class HostedMesh:
 
 
 def hosted_mesh(num_hosts: int, devices_per_host: int, first_host: int = 0) -> HostedMesh:
-    """The mesh (hosts, devices of a host)."""
+    """Return the mesh (hosts, devices of a host).
+
+    Args:
+        num_hosts: How many hosts.
+        devices_per_host: Devices of each.
+        first_host: The number of the first; the others follow.
+    """
     hosts = [h for h in range(first_host, first_host + num_hosts) for _ in range(devices_per_host)]
     return HostedMesh(sizes=(num_hosts, devices_per_host), hosts=tuple(hosts))
+
+
+def host_task(unit: UnitTask, hosts: Sequence[int], itemsize: int) -> HostTask | None:
+    """Return a unit task as hosts see it; None if each host that needs the box has it.
+
+    Args:
+        unit: The unit task.
+        hosts: For each device the number of its host.
+        itemsize: Bytes of an element.
+    """
+    senders = {hosts[device] for device in unit.senders}
+    needing = Counter(hosts[d] for d in unit.receivers if hosts[d] not in senders)
+    if not needing:
+        return None
+    receivers = tuple(sorted(needing))
+    return HostTask(
+        num_bytes=float(itemsize * num_elements(unit.box)),
+        senders=tuple(sorted(senders)),
+        receivers=receivers,
+        devices=tuple(needing[host] for host in receivers),
+    )
 
 
 def host_tasks(
@@ -72,32 +99,19 @@ def host_tasks(
     source: tuple[Layout, HostedMesh],
     destination: tuple[Layout, HostedMesh],
 ) -> tuple[HostTask, ...]:
-    """The unit tasks of a tensor, in the order of their places in it.
+    """Return what of a tensor passes between hosts, by place in the tensor.
 
     Args:
-        shape: Of the tensor; meshes need not divide it.
+        shape: Shape of the tensor; meshes need not divide it.
         itemsize: Bytes of an element.
-        source: How it lies, and where.
-        destination: How it shall lie, and where.
+        source: Its layout on the source, and the devices there.
+        destination: Its layout on the destination, and the devices there, none of the source's.
 
     Raises:
-        ValueError: the meshes share a host, or a layout does not fit.
+        ValueError: a layout does not fit.
     """
-    shared = set(source[1].hosts) & set(destination[1].hosts)
-    if shared:
-        raise ValueError(f"hosts {sorted(shared)} are of both meshes")
     given, wanted = (boxes(shape, layout, mesh.sizes) for layout, mesh in (source, destination))
-    first = len(given)
-    found: list[HostTask] = []
-    for task in unit_tasks(dict(enumerate(given)), dict(enumerate(wanted, first))):
-        needing = Counter(destination[1].hosts[d - first] for d in task.receivers)
-        receivers = tuple(sorted(needing))
-        found.append(
-            HostTask(
-                num_bytes=float(itemsize * num_elements(task.box)),
-                senders=tuple(sorted({source[1].hosts[d] for d in task.senders})),
-                receivers=receivers,
-                devices=tuple(needing[host] for host in receivers),
-            )
-        )
-    return tuple(found)
+    hosts = (*source[1].hosts, *destination[1].hosts)
+    units = unit_tasks(dict(enumerate(given)), dict(enumerate(wanted, len(given))))
+    found = (host_task(unit, hosts, itemsize) for unit in units)
+    return tuple(task for task in found if task is not None)

@@ -14,7 +14,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from evaluation.transfers.ordering import Job, Ports, Timed, in_order, load_balanced, makespan_s
+from meshwise.resharding.cross_mesh.ordering import (
+    Job,
+    Ports,
+    Timed,
+    in_order,
+    load_balanced,
+    makespan_s,
+)
 
 MAX_NODES = 20_000
 # Beyond so many jobs nothing is searched: the first branches alone would take all nodes.
@@ -41,7 +48,7 @@ def depth_first(
     max_nodes: int = MAX_NODES,
     incumbent: Sequence[Timed] | None = None,
 ) -> FoundOrder:
-    """The best schedule, or the best that is found in so many nodes; of many jobs the known one.
+    """Return the best schedule that is found in so many nodes; of many jobs the known one.
 
     Args:
         jobs: All jobs.
@@ -59,7 +66,7 @@ def depth_first(
 
 
 def least_s(jobs: Sequence[Job]) -> float:
-    """What no schedule is below: the work of the busiest ports."""
+    """Return what no schedule is below: the work of the busiest ports."""
     return _Search(jobs, 0, ()).bound_s(Ports(), frozenset(range(len(jobs))))
 
 
@@ -119,7 +126,7 @@ class _Search:
             self.descend((*order, (n, sender)), after, left - {n}, start_s)
 
     def bound_s(self, ports: Ports, left: frozenset[int]) -> float:
-        """What the makespan is at least."""
+        """Return what the makespan is at least."""
         jobs = [self.jobs[n] for n in left]
         found = max((*ports.sending.values(), *ports.receiving.values()), default=0.0)
         for host in self.receivers:

@@ -49,20 +49,20 @@ class Timed(NamedTuple):
 
 
 def makespan_s(schedule: Iterable[Timed]) -> float:
-    """When the last job ends."""
+    """Return when the last job ends."""
     return max((timed.end_s for timed in schedule), default=0.0)
 
 
 class Ports:
-    """Until when each port is busy."""
+    """The ports of hosts, and until when each is busy."""
 
     def __init__(self) -> None:
-        """All are free."""
+        """Let all be free."""
         self.sending: dict[int, float] = {}
         self.receiving: dict[int, float] = {}
 
     def start_s(self, job: Job, sender: int) -> float:
-        """When a job could start."""
+        """Return when a job could start."""
         latest = self.sending.get(sender, 0.0)
         for host in job.receivers:
             latest = max(latest, self.receiving.get(host, 0.0))
@@ -79,7 +79,7 @@ class Ports:
 
 
 def in_order(jobs: Sequence[Job], order: Iterable[tuple[int, int]]) -> tuple[Timed, ...]:
-    """The schedule of an order.
+    """Return the schedule of an order.
 
     Args:
         jobs: All jobs.
@@ -90,12 +90,12 @@ def in_order(jobs: Sequence[Job], order: Iterable[tuple[int, int]]) -> tuple[Tim
 
 
 def naive(jobs: Sequence[Job]) -> tuple[Timed, ...]:
-    """As they come, each from the first host that has it."""
+    """Return jobs as they come, each from the first host that has it."""
     return in_order(jobs, ((n, job.senders[0]) for n, job in enumerate(jobs)))
 
 
 def load_balanced(jobs: Sequence[Job]) -> tuple[Timed, ...]:
-    """The longest first, each from the host that has least to send so far."""
+    """Return the longest jobs first, each from the host that has least to send so far."""
     load: dict[int, float] = {}
     order: list[tuple[int, int]] = []
     for n in sorted(range(len(jobs)), key=lambda n: (-jobs[n].duration_s, n)):
@@ -108,7 +108,7 @@ def load_balanced(jobs: Sequence[Job]) -> tuple[Timed, ...]:
 def greedy(
     jobs: Sequence[Job], tries: int = NUM_TRIES, seed: int = 0, enough_s: float = 0.0
 ) -> tuple[Timed, ...]:
-    """Set after set of jobs without a common port, each as large as it can be made.
+    """Return set after set of jobs without a common port, each as large as it can be made.
 
     Jobs whose ports have most to do come first, the more at random the later the try.
 
@@ -156,7 +156,7 @@ def _in_sets(jobs: Sequence[Job], rng: random.Random, noise: float) -> tuple[Tim
 
 
 def _loads(jobs: Iterable[Job]) -> tuple[dict[int, float], dict[int, float]]:
-    """Seconds that each host sends, if senders share alike, and receives."""
+    """Return the seconds that each host sends, if senders share alike, and receives."""
     to_send: dict[int, float] = {}
     to_receive: dict[int, float] = {}
     for job in jobs:
@@ -168,7 +168,7 @@ def _loads(jobs: Iterable[Job]) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def _urgency(job: Job, to_send: dict[int, float], to_receive: dict[int, float]) -> float:
-    """What the busiest port that a job cannot do without has left to do."""
+    """Return what the busiest port that a job cannot do without has left to do."""
     return max(
         min(to_send[host] for host in job.senders), *(to_receive[host] for host in job.receivers)
     )

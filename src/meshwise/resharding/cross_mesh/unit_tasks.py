@@ -18,7 +18,7 @@ class UnitTask(NamedTuple):
     """A box that is within one tile on both sides.
 
     Attributes:
-        box: Which elements.
+        box: The elements.
         senders: Devices of the source that hold it, ascending.
         receivers: Devices of the destination that need it, ascending.
     """
@@ -29,11 +29,11 @@ class UnitTask(NamedTuple):
 
 
 def unit_tasks(source: Mapping[int, Box], destination: Mapping[int, Box]) -> tuple[UnitTask, ...]:
-    """All unit tasks, by place in the tensor.
+    """Return all unit tasks, by place in the tensor.
 
     Args:
-        source: What each device holds.
-        destination: What each device needs.
+        source: The box that each device holds.
+        destination: The box that each device needs.
     """
     given, wanted = holders(source), holders(destination)
     tasks = [

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize as scipy_optimize  # pyright: ignore[reportMissingTypeStubs]
 
-from evaluation.transfers.host_tasks import HostTask
+from meshwise.resharding.cross_mesh.host_tasks import HostTask
 
 optimize: Any = scipy_optimize
 # Less than this part of all bytes is rounding.
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 def shares(tasks: Sequence[HostTask]) -> tuple[tuple[Part, ...], float]:
-    """How many bytes of each box each host sends.
+    """Return how many bytes of each box each host sends.
 
     Returns:
         The parts, and the bytes of the busiest sender: no division has less.
@@ -78,7 +78,7 @@ def shares(tasks: Sequence[HostTask]) -> tuple[tuple[Part, ...], float]:
 def _dealt(
     tasks: Sequence[HostTask], given: dict[tuple[tuple[int, ...], int], float], total: float
 ) -> list[Part]:
-    """The shares of classes as parts of boxes, box after box."""
+    """Return the shares of classes as parts of boxes, box after box."""
     tiny = _ROUNDING * total
     parts: list[Part] = []
     for number, task in enumerate(tasks):
@@ -95,13 +95,13 @@ def _dealt(
 
 
 def is_partition(tasks: Sequence[HostTask]) -> bool:
-    """Whether any two boxes have the same receivers or no common one."""
+    """Return whether any two boxes have the same receivers or no common one."""
     sets = {task.receivers for task in tasks}
     return sum(map(len, sets)) == len({host for hosts in sets for host in hosts})
 
 
 def open_shop(tasks: Sequence[HostTask], parts: Sequence[Part]) -> list[Part]:
-    """Parts cut further, in an order in which the busiest port never waits.
+    """Return parts cut further, in an order in which the busiest port never waits.
 
     Args:
         tasks: The boxes; their receivers are a partition.
@@ -131,7 +131,7 @@ def open_shop(tasks: Sequence[HostTask], parts: Sequence[Part]) -> list[Part]:
 
 
 def _fill(work: NDArray[np.float64], senders: int, machines: int, most: float) -> None:
-    """Idle time as work, so that every row and column has `most`."""
+    """Add idle time as work, so that every row and column has `most`."""
     rows = most - work[:senders, :machines].sum(1)
     columns = most - work[:senders, :machines].sum(0)
     work[:senders, machines:] = np.diag(rows)
@@ -140,7 +140,7 @@ def _fill(work: NDArray[np.float64], senders: int, machines: int, most: float) -
 
 
 def _taken(queue: list[Part], num_bytes: float, tiny: float) -> list[Part]:
-    """The first bytes of a queue."""
+    """Take the first bytes of a queue."""
     found: list[Part] = []
     while queue and num_bytes > tiny:
         part = queue.pop(0)
