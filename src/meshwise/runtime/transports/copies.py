@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from meshwise.resharding.route import Move
+from meshwise.resharding.route import Cut, Move, Signal
 from meshwise.resharding.tiles import Box, overlap
 
 # A jitted function of tiles on one device.
@@ -120,3 +120,16 @@ def values_taken(phase: LocalPhase) -> set[int]:
         *(move.value for move in phase.passages),
         *(value for _, values, _ in phase.joins for value in values),
     }
+
+
+def parts_of_signal(signal: Signal) -> tuple[Cut, Move]:
+    """Return what a signal consists of; the element that is sent has a number of its own.
+
+    Args:
+        signal: The signal.
+    """
+    shape = (1,) * signal.rank
+    element = -1 - signal.result
+    place = tuple((0, 1) for _ in shape)
+    cut = Cut(signal.source, signal.value, (place,), (element,))
+    return cut, Move(element, signal.source, signal.destination, signal.result, shape)

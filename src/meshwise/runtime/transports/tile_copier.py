@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from meshwise.errors import TransportError
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
-from meshwise.resharding.route import Cut, Move, Phase, Route, Signal, route_once
+from meshwise.resharding.route import Phase, Route, route_once
 from meshwise.resharding.tiles import Box, num_elements, overlap
 from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
@@ -43,6 +43,7 @@ from meshwise.runtime.transports.copies import (
     Rows,
     SourceTile,
     part_of,
+    parts_of_signal,
     values_taken,
 )
 from meshwise.runtime.transports.joined_pieces import joined
@@ -309,7 +310,7 @@ class TileCopier:
         cuts = [c for c in phase.cuts if c.device in mine]
         moves = list(phase.moves)
         for signal in phase.signals:
-            cut, move = _parts_of(signal)
+            cut, move = parts_of_signal(signal)
             moves.append(move)
             if signal.source in mine:
                 cuts.append(cut)
@@ -362,15 +363,6 @@ class TileCopier:
             return joined(list(zip(places, pieces, strict=True)))
 
         return self._programs.setdefault(("join", places), jax.jit(join))
-
-
-def _parts_of(signal: Signal) -> tuple[Cut, Move]:
-    """Return what a signal consists of; the element that is sent has a number of its own."""
-    shape = (1,) * signal.rank
-    element = -1 - signal.result
-    place = tuple((0, 1) for _ in shape)
-    cut = Cut(signal.source, signal.value, (place,), (element,))
-    return cut, Move(element, signal.source, signal.destination, signal.result, shape)
 
 
 def _taken(value: Argument, rows: Rows | None) -> Argument:
