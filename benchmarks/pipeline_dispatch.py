@@ -19,6 +19,7 @@ from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import Free, Instruction, Load, Receive, Run, Send
 from meshwise.runtime.pipeline.interpreter import Pipeline
+from meshwise.runtime.transports.copies import Rows
 from meshwise.spmd.part import border_spec
 
 WIDTH = 8
@@ -143,8 +144,9 @@ class _Source:
         if load.kind == "argument":
             return f"flat[{load.number}]"
         size = ROWS // NUM_MICROBATCHES
-        rows = f"{load.microbatch * size}:{(load.microbatch + 1) * size}"
-        return f"put(flat[{load.number}][{rows}], {self.sharding(mesh, load.layout)})"
+        name = f"rows{load.microbatch}"
+        self.names[name] = Rows(0, load.microbatch * size, (load.microbatch + 1) * size)
+        return f"put(flat[{load.number}], {self.sharding(mesh, load.layout)}, rows={name})"
 
     def statement(self, mesh: int, instruction: Instruction) -> str:
         match instruction:

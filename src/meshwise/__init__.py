@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshwise.api.cluster import Cluster as Cluster
     from meshwise.api.parallelize import ParallelStep as ParallelStep
     from meshwise.api.parallelize import parallelize as parallelize
+    from meshwise.hosts.data.host_batch import host_batch as host_batch
     from meshwise.plan.plan import Plan as Plan
     from meshwise.request.methods import Auto as Auto
     from meshwise.request.methods import DataParallel as DataParallel
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "meshwise.api.parallelize": "ParallelStep parallelize",
     "meshwise.api.cluster": "Cluster",
+    "meshwise.hosts.data.host_batch": "host_batch",
     "meshwise.request.methods": (
         "Auto DataParallel Follow Heuristic IntraOp Megatron Replay Zero2 Zero3"
     ),

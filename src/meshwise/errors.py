@@ -39,6 +39,10 @@ class ProgramError(MeshwiseError):
     """A program breaks its own rules; raised before any device is touched."""
 
 
+class DataError(MeshwiseError):
+    """Batch data is not what the step needs: rows are absent, wrong, or differ in processes."""
+
+
 class LaunchError(MeshwiseError):
     """The processes of a job cannot be started."""
 

@@ -1,7 +1,9 @@
 """One process of a job that runs pipelines over processes, and compares them with one device.
 
-Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  Before a case
-may stand the transport, as in `device_put:small:3`.
+Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  As `rows:3`
+each process gets the rows of the batch that its devices take, and no others; as `parts:3` an equal
+part of the rows, for `mw.host_batch`.  Before a case may stand the transport, as in
+`device_put:small:3`.
 """
 
 from __future__ import annotations
@@ -23,20 +25,29 @@ from doubles.layered_steps import SIGNATURE, host
 from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_case, small_case
 from doubles.stage_choices import choices_of
 from hosts.joined import join
+from meshwise.hosts.data.host_batch import host_batch
 from meshwise.planner.pipeline import layers_of
+from meshwise.runtime.host_rows import HostRows
 from meshwise.runtime.job.job import Job, TransportName, current_job
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
+from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.placement import placed
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.trace.layers.layering import Layering
+from meshwise.trace.layers.stacks.unstack import Unstacked
 from oracle.one_device import run_traced, traced
 from oracle.problem import quick_jit
 from oracle.tolerances import FP16_LOSS, X64
 
-_CASES = {"small": small_case, "any": pipeline_case}
+_CASES = {
+    "small": small_case,
+    "any": pipeline_case,
+    "rows": small_case,
+    "parts": small_case,
+}
 STEPS = 2
 
 
@@ -57,7 +68,52 @@ def on_one_device(case: PipelineCase) -> tuple[Any, Any, list[list[Any]]]:
     return step, args, found
 
 
-def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[list[Any]]:
+def needed_rows(pipeline: Pipeline, ends: Unstacked, leaves: list[Any]) -> list[Any]:
+    """The leaves, those of the batch with the rows that devices of this process take."""
+    found = list(leaves)
+    for position, dim in ends.original.batch_dims.items():
+        (number,) = ends.arguments[position].places
+        rows = rows_by_brute_force(pipeline, number, dim)
+        spans = pipeline.rows_here(number, dim)
+        assert rows == [n for start, stop in spans for n in range(start, stop)]
+        whole = np.asarray(leaves[position])
+        pieces = [(a, whole[(slice(None),) * dim + (slice(a, b),)].copy()) for a, b in spans]
+        dtype = ends.original.in_avals[position].dtype
+        found[position] = HostRows(whole.shape, dtype, dim=dim, pieces=pieces)
+    return found
+
+
+def rows_by_brute_force(pipeline: Pipeline, number: int, dim: int) -> list[int]:
+    """The rows of an argument that any device of this process has when a step begins."""
+    found: set[int] = set()
+    for mesh, program in enumerate(pipeline.program.meshes):
+        for load in program.loads:
+            if load.number != number or load.kind == "index":
+                continue
+            spec = pipeline.specs.meshes[mesh][load.buffer]
+            rows = pipeline.layers.split.in_avals[number].shape[dim]
+            first = load.microbatch * (rows // pipeline.schedule.num_microbatches)
+            for device, index in spec.sharding.devices_indices_map(spec.shape).items():
+                if device.process_index == jax.process_index():
+                    within = range(spec.shape[dim])[index[dim]]
+                    found |= {max(first, 0) + n for n in within}
+    return sorted(found)
+
+
+def own_parts(ends: Unstacked, leaves: list[Any]) -> list[Any]:
+    """The leaves, those of the batch made of an equal part of the rows in each process."""
+    found, process, count = list(leaves), jax.process_index(), jax.process_count()
+    for position, dim in ends.original.batch_dims.items():
+        whole = np.asarray(leaves[position])
+        part = whole.shape[dim] // count
+        rows = (slice(None),) * dim + (slice(process * part, (process + 1) * part),)
+        found[position] = host_batch(whole[rows], batch_dims=dim)
+    return found
+
+
+def over_processes(
+    case: PipelineCase, step: Any, args: Any, job: Job, kind: str
+) -> list[list[Any]]:
     """The same by a pipeline over the processes of the job."""
     statistics = "local" if case.model == "wide-resnet" else "exact"
     layers, _ = layers_of(step, args, {}, SIGNATURE, case.num_layers, statistics=statistics)
@@ -69,9 +125,14 @@ def over_processes(case: PipelineCase, step: Any, args: Any, job: Job) -> list[l
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
     for number in range(STEPS):
-        if number:
+        if number and kind not in ("rows", "parts"):
             batch = on_first_process(batch)
-        flat, _ = ends.arguments(jax.tree.leaves((state, batch)))
+        leaves = jax.tree.leaves((state, batch))
+        if kind == "rows":
+            leaves = needed_rows(pipeline, layers.ends, leaves)
+        elif kind == "parts":
+            leaves = own_parts(layers.ends, leaves)
+        flat, _ = ends.arguments(leaves)
         made = ends.results(pipeline.run(flat, label=f"step {number}"))
         made = every_process.readable(made, pipeline.copier)
         found.append(made)
@@ -104,11 +165,11 @@ def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice
     return [replace(c, devices=tuple(devices[n] for n in c.devices)) for c in told]
 
 
-def check(case: PipelineCase, job: Job) -> None:
+def check(case: PipelineCase, job: Job, kind: str) -> None:
     """Compare every shard of this process with one device, and replicas with other processes."""
     with jax.enable_x64(case.model != "fp16"):
         step, args, expected = on_one_device(case)
-        found = over_processes(case, step, args, job)
+        found = over_processes(case, step, args, job, kind)
         for mine, theirs in zip(found, expected, strict=True):
             _check_replicas(mine, job)
             for n, ((array, shards), want) in enumerate(zip(mine, theirs, strict=True)):
@@ -158,6 +219,6 @@ if __name__ == "__main__":
         if transport:
             found = replace(found, transport=cast(TransportName, transport[0]))
         chosen = _CASES[kind](int(number))
-        check(chosen, found)
+        check(chosen, found, kind)
         print("passed", name, chosen, flush=True)  # noqa: T201 (for the test that reads it)
     jax.distributed.shutdown()

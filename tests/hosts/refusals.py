@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 import meshwise as mw
 from hosts.joined import join
 from meshwise.api import distributed_cluster
-from meshwise.errors import ClusterError, PinError, TransportError
+from meshwise.errors import ClusterError, DataError, PinError, TransportError
 from meshwise.runtime.job.job import current_job
 from meshwise.runtime.transports.sockets import SocketTransport
 from meshwise.runtime.transports.transport import Passage
@@ -43,8 +43,13 @@ def other_code(process: int) -> None:
 def other_shapes(process: int) -> None:
     step = mw.parallelize(step_with(0.1))
     batch = {"x": np.ones((4 + 4 * process, 8), np.float32)}
-    with pytest.raises(ClusterError, match="the type of the arguments is"):
+    with pytest.raises(
+        DataError, match=r"different rows of .*\['x'\] .* float32\[4, 8\] .* in process"
+    ):
         step(STATE, batch)
+    state = {"w": STATE["w"].astype(np.float16 if process else np.float32)}
+    with pytest.raises(ClusterError, match="the type of the arguments is"):
+        step(state, BATCH)
 
 
 def another_step(process: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from meshwise.api.arguments import Binding
+from meshwise.errors import PlanError
 from meshwise.jax_compat import PyTree
+from meshwise.planner.step import PlannedCall
 from meshwise.runtime.devices import array_of, has_devices_here
 from meshwise.runtime.scalars import EveryProcess
 
@@ -47,6 +49,33 @@ def state_place(binding: Binding) -> StatePlace:
     batch = binding.signature.batch_argnums
     order = next((k for k in range(len(dynamic)) if k not in batch), 0)
     return StatePlace(dynamic[order] if dynamic else 0, order)
+
+
+def planned_for_state(
+    planned: Mapping[Hashable, PlannedCall], state: PyTree
+) -> tuple[Hashable, int]:
+    """Return the key of a planned step that takes such a state, and its first leaf's position.
+
+    Args:
+        planned: Planned calls of the step.
+        state: Shapes of the state.
+
+    Raises:
+        PlanError: there is none.
+    """
+    wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
+    for key, call in planned.items():
+        user = call.user
+        numbered = jax.tree.unflatten(user.in_tree, range(len(user.in_avals)))
+        for argument in numbered[0]:
+            places = jax.tree.leaves(argument)
+            avals = [user.in_avals[i] for i in places]
+            if places and [(a.shape, a.dtype) for a in avals] == wanted:
+                return key, places[0]
+    raise PlanError(
+        "init needs to know the other arguments of the step to make a plan; pass their shapes "
+        "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
+    )
 
 
 def zeros_of_spec(leaf: PyTree) -> PyTree:

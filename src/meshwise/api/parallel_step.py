@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, update_wrapper
@@ -24,12 +24,14 @@ from meshwise.api.arguments import (
 from meshwise.api.bound_steps import kept_step
 from meshwise.api.init_state import (
     born_sharded,
+    planned_for_state,
     readable_places,
     split_init_args,
     state_place,
     zeros_of_spec,
 )
 from meshwise.api.job_planning import plan_in_job
+from meshwise.api.same_rows import batch_leaves, check_same_rows
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
@@ -45,6 +47,7 @@ from meshwise.trace.weak_types import weak_types
 
 # A plan is made before any lowering: what lowers and runs is imported where it is needed.
 if TYPE_CHECKING:
+    from meshwise.hosts.data.loader import Loader
     from meshwise.runtime.fidelity import StageFidelity
     from meshwise.runtime.step_executable import StepExecutable
     from meshwise.targets.compiler import Listener
@@ -76,6 +79,7 @@ class ParallelStep(PlannedStep):
         self._planned: dict[Hashable, PlannedCall] = {}
         self._executables: dict[Hashable, StepExecutable] = {}
         self._recent: dict[Hashable, StepExecutable] = {}
+        self._compared: set[Hashable] = set()
         self._last: StepExecutable | None = None
         self._checkpoint: str | None = None
         self._timeline: Timeline | None = None
@@ -130,10 +134,19 @@ class ParallelStep(PlannedStep):
                 "jax.grad, jax.vmap and jax.lax.scan cannot go through it; call it with arrays, "
                 "and put what is around it into the step itself"
             )
-        fitting = self._executable(binding, call)
+        key = self._key(binding, call)
+        self._compare(key, binding, call)
+        fitting = self._compiled(key, self._plan(binding, call))
         self._recent[shape] = self._last = fitting
         out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.out_tree, out)
+
+    def _compare(self, key: Hashable, binding: Binding, call: Call) -> None:
+        """Compare the batch of the first call of its kind with that of other processes."""
+        job = self._job()
+        if job is not None and key not in self._compared:
+            check_same_rows(job, self._options.name, list(batch_leaves(binding, call)))
+            self._compared.add(key)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -228,7 +241,8 @@ class ParallelStep(PlannedStep):
             executable = self._executable(binding, call)
             start = len(jax.tree.leaves(call.args[: place.order]))
         else:
-            executable, start = self._executable_for_state(state)
+            key, start = planned_for_state(self._planned, state)
+            executable = self._compiled(key, self._planned[key])
         stop = start + len(jax.tree.leaves(state))
         leaves, tree = jax.tree.flatten(state)
         wanted = executable.in_shardings[start:stop]
@@ -236,6 +250,52 @@ class ParallelStep(PlannedStep):
             wanted = readable_places(leaves, wanted)
         concrete = jax.tree.map(zeros_of_spec, fun_args)
         return born_sharded(fun, concrete, wanted, tree)
+
+    def loader(
+        self,
+        source: Any,
+        *args: PyTree,
+        seed: int = 0,
+        shuffle: bool = True,
+        epochs: int | None = None,
+        prefetch: int = 2,
+        threads: int = 16,
+        start: Mapping[str, Any] | None = None,
+        **kwargs: PyTree,
+    ) -> Loader:
+        """Return an iterator over batches, of which each process reads what its devices take.
+
+        `for batch in step.loader(source, state, batch_spec): state, loss = step(state, batch)`.
+        The order of the examples is that of `grain.MapDataset.source(source).shuffle(seed)
+        .repeat()`: seed and place decide, not the number of processes.  Threads read ahead.
+
+        Args:
+            source: The examples: an object with `__len__` and `__getitem__(i)`, safe to ask from
+                several threads, that gives the i-th example with the tree of the batch and without
+                its batch dim.  Mappings and tuples of such objects give parts of the batch: then
+                only those parts are read that are needed.
+            *args: Arguments of the step; `ShapeDtypeStruct`s do.
+            seed: Decides the order.
+            shuffle: Whether the examples are shuffled, anew in each epoch; needs `meshwise[data]`.
+            epochs: How often all examples are read; None: without end.
+            prefetch: How many batches are read ahead while a step runs.
+            threads: How many rows are read at a time.
+            start: What `loader.state()` returned when an earlier run ended; None: the beginning.
+            **kwargs: Keyword arguments of the step.
+
+        Raises:
+            DataError: the source does not fit the batch, or the state the source; the step has no
+                batch data; an option is not what it can be.
+        """
+        from meshwise.api.loading import loader_of
+        from meshwise.hosts.data.loader import LoaderOptions
+
+        options = LoaderOptions(
+            seed=seed, shuffle=shuffle, epochs=epochs, prefetch=prefetch, threads=threads
+        )
+        binding, call = self._taken_apart(args, kwargs)
+        planned, executable = self._plan(binding, call), self._executable(binding, call)
+        return loader_of(source, binding, call, planned.user, executable, options, start)
 
     def program_text(self, *args: PyTree, **kwargs: PyTree) -> str:
         """Return the explicit program of one device as text, with its collectives.
@@ -310,6 +370,7 @@ class ParallelStep(PlannedStep):
         )
         if not has_stages(self._request.method):
             raise refusal
+        self._compare(self._key(binding, call), binding, call)
         executable = self._executable(binding, call)
         if not isinstance(executable, PipelineExecutable):
             raise refusal
@@ -428,19 +489,3 @@ class ParallelStep(PlannedStep):
         if key not in self._executables:
             self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]
-
-    def _executable_for_state(self, state: PyTree) -> tuple[StepExecutable, int]:
-        """Return a step that takes such a state, and the position of the state's first leaf."""
-        wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
-        for key, planned in self._planned.items():
-            user = planned.user
-            numbered = jax.tree.unflatten(user.in_tree, range(len(user.in_avals)))
-            for argument in numbered[0]:
-                places = jax.tree.leaves(argument)
-                avals = [user.in_avals[i] for i in places]
-                if places and [(a.shape, a.dtype) for a in avals] == wanted:
-                    return self._compiled(key, planned), places[0]
-        raise PlanError(
-            "init needs to know the other arguments of the step to make a plan; pass their shapes "
-            "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +36,11 @@ class UserStep(Protocol):
     @property
     def in_avals(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Flat arguments."""
+        ...
+
+    @property
+    def batch_dims(self) -> Mapping[int, int]:
+        """Batch dim of each flat argument that is batch data, by position."""
         ...
 
 

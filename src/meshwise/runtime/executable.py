@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.jax_compat import Aval
 from meshwise.plan.plan import Plan
@@ -26,7 +26,9 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
+from meshwise.runtime.host_rows import HostRows, Span, rows_on_devices
 from meshwise.runtime.job.job import Job
+from meshwise.runtime.placement import Argument, placed
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
@@ -94,11 +96,21 @@ class Executable:
             ),
         )
 
-    def place(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
+        """Return the rows of a batch leaf that devices of this process take."""
+        shape = self.traced.in_avals[position].shape
+        return rows_on_devices(self.in_shardings[position], shape, dim)
+
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> jax.Array:
+        """Return a batch leaf in the sharding of the plan."""
+        return placed([leaf], [self.in_shardings[position]])[0]
+
+    def place(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Return arguments in the shardings of the plan; those that are there already stay.
 
         Raises:
             StateLostError: an argument was donated to an earlier call.
+            DataError: rows that devices of this process take are not in it.
         """
         check_alive(leaves, self._names(range(len(leaves))))
         given = without_repeats(leaves, self.traced.donated)
@@ -106,7 +118,7 @@ class Executable:
             return jax.device_put(list(given), list(self.in_shardings))
         return [self.copier.put(x, s) for x, s in zip(given, self.in_shardings, strict=True)]
 
-    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def run(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Run a step.
 
         Raises:
@@ -143,7 +155,7 @@ class Executable:
             return self.every_process.readable(results, self.copier)
         return results
 
-    def _lie_there(self, leaves: Sequence[ArrayLike]) -> bool:
+    def _lie_there(self, leaves: Sequence[Argument]) -> bool:
         """Return whether the step takes all arguments as they lie; the same in all processes."""
         return all(
             isinstance(leaf, jax.Array)

@@ -9,16 +9,18 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import check_alive
 from meshwise.runtime.executable import Executable, compile_step
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.runtime.host_rows import HostRows, Span, merged, rows_on_devices
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.placement import Argument
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
@@ -67,11 +69,27 @@ class ForwardExecutable:
         """Where each flat argument lives; None for one that may be anywhere."""
         return self.ends.shardings
 
-    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+    def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
+        """Return the rows of a batch leaf that devices of this process take."""
+        shape, found = self.user.original.in_avals[position].shape, list[Span]()
+        (number,) = self.user.arguments[position].places
+        for part, order, stage in zip(self.cut.stages, self.orders, self.stages, strict=True):
+            for n, sharding in zip(order, stage.in_shardings, strict=True):
+                if part.inputs[n] == ("argument", number):
+                    found += rows_on_devices(sharding, shape, dim)
+        if ("argument", number) in self.cut.results:
+            found.append((0, shape[dim]))
+        return merged(found)
+
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> Argument:
+        """Return the leaf, which moves to the stages that read it when the step begins."""
+        return leaf
+
+    def place(self, leaves: Sequence[Argument]) -> Sequence[Argument]:
         """Return the arguments: they move to the stages that read them when the step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def run(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Run the step; nothing is donated to it.
 
         Raises:
@@ -96,7 +114,7 @@ class ForwardExecutable:
             return results
         return self.every_process.readable(results, self.copier)
 
-    def _results(self, leaves: Sequence[ArrayLike]) -> list[jax.Array]:
+    def _results(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Return the results where the stages make them."""
         # What NumPy holds is copied to its device as arrays of other devices are.
         flat, _ = self.ends.arguments(cast(Sequence[jax.Array], leaves))
@@ -110,7 +128,8 @@ class ForwardExecutable:
             there.update({("value", number): value for number, value in made})
         # What is handed through may have come as NumPy's.
         found = (there[source] for source in self.cut.results)
-        arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in found]
+        whole = (x.whole() if isinstance(x, HostRows) else x for x in found)
+        arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in whole]
         return with_weak_types(self.ends.results(arrays), self.user.original.weak_results)
 
     def compiled_text(self) -> dict[str, str]:

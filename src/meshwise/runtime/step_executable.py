@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.plan.plan import Plan
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.runtime.host_rows import HostRows, Span
+from meshwise.runtime.placement import Argument
 
 
 class StepExecutable(Protocol):
@@ -36,7 +38,30 @@ class StepExecutable(Protocol):
         """Seconds that lowering and compilation took."""
         ...
 
-    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+    def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
+        """Return the rows of a batch leaf that devices of this process take, and no others.
+
+        Args:
+            position: Its position among the flat arguments.
+            dim: Its batch dim.
+        """
+        ...
+
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> Argument:
+        """Return a batch leaf as `run` takes it soonest: on its devices, if a step reads it whole.
+
+        No other process takes part.
+
+        Args:
+            position: Its position among the flat arguments.
+            leaf: The rows that `rows_here` names.
+
+        Raises:
+            DataError: rows are absent.
+        """
+        ...
+
+    def place(self, leaves: Sequence[Argument]) -> Sequence[Argument]:
         """Return arguments where the step wants them when it begins.
 
         Args:
@@ -44,10 +69,11 @@ class StepExecutable(Protocol):
 
         Raises:
             StateLostError: an argument was donated to an earlier call.
+            DataError: rows that devices of this process take are not in it.
         """
         ...
 
-    def run(self, leaves: Sequence[ArrayLike]) -> Sequence[jax.Array]:
+    def run(self, leaves: Sequence[Argument]) -> Sequence[jax.Array]:
         """Run a step.
 
         Args:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from meshwise.graph.layout import split_layouts
+from meshwise.runtime.transports.copies import Rows
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import partition_spec
 
@@ -178,3 +179,39 @@ def test_a_kind_of_array_is_looked_into_once(copier):
     fresh.put(value + 1, sharding)
     assert fresh._programs == programs
     assert all(program._cache_size() == 2 for program, _, _ in first.phases[0].cuts)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("own_memory", [False, True])
+def test_rows_of_an_array_go_as_the_array_of_these_rows(copier, host_path, dim, own_memory):
+    whole = np.arange(64, dtype=np.float32).reshape(8, 8)
+    there = [NamedSharding(mesh((2, 2)), p) for p in (P(), P("x"), P(("x", "y")), P("y", "x"))]
+    sources = [jnp.asarray(whole), *(jax.device_put(whole, sharding) for sharding in there)]
+    for value, spec in itertools.product(sources, (P(), P("x"), P(None, "y"), P("y", "x"))):
+        sharding = NamedSharding(mesh((2, 2), 2), spec)
+        for start, stop in ((0, 8), (0, 4), (4, 8), (2, 6)):
+            rows = Rows(dim, start, stop)
+            found = copier.put(value, sharding, rows=rows, own_memory=own_memory)
+            index = (slice(None),) * dim + (slice(start, stop),)
+            assert_lies(found, whole[index], sharding)
+            given = {shard.data.unsafe_buffer_pointer() for shard in value.addressable_shards}
+            mine = {shard.data.unsafe_buffer_pointer() for shard in found.addressable_shards}
+            assert not own_memory or given.isdisjoint(mine)
+    assert host_path == []
+
+
+def test_one_program_takes_the_rows_of_all_micro_batches():
+    fresh = TileCopier()
+    value = jnp.arange(64.0).reshape(16, 4)
+    sharding = NamedSharding(mesh((1, 1), 3), P())
+    tiles = [fresh.copies(value, sharding, Rows(0, n, n + 4)).source for n in range(0, 16, 4)]
+    assert len({tile.program for (tile,) in tiles}) == 1
+
+
+def test_rows_of_keys_and_of_numpy(copier):
+    sharding = NamedSharding(mesh((2, 2), 4), P("x"))
+    keys = jax.random.split(jax.random.key(0), 8)
+    found = copier.put(keys, sharding, rows=Rows(0, 2, 6))
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(keys[2:6]))
+    whole = np.arange(8)
+    np.testing.assert_array_equal(copier.put(whole, sharding, rows=Rows(0, 2, 6)), whole[2:6])

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
+import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
@@ -27,6 +27,7 @@ from meshwise.runtime.donation import (
     without_shared_memory,
 )
 from meshwise.runtime.fidelity import StageFidelity
+from meshwise.runtime.host_rows import HostRows, Span, merged
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.fidelity import stage_fidelities, stage_peaks
@@ -35,6 +36,7 @@ from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.measured import measured_step
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.pipeline.traffic import bytes_between
+from meshwise.runtime.placement import Argument
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.simulate.timeline import Timeline
 from meshwise.spmd.part import border_spec
@@ -81,11 +83,21 @@ class PipelineExecutable:
     every_process: EveryProcess | None
     numbers: Iterator[int]
 
-    def place(self, leaves: Sequence[ArrayLike]) -> Sequence[ArrayLike]:
+    def rows_here(self, position: int, dim: int) -> tuple[Span, ...]:
+        """Return the rows of a batch leaf that devices of this process take."""
+        assert self.pipeline.layers.ends is not None
+        numbers = self.pipeline.layers.ends.arguments[position].places
+        return merged(span for n in numbers for span in self.pipeline.rows_here(n, dim))
+
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> Argument:
+        """Return the leaf: its rows move to their stages micro-batch by micro-batch."""
+        return leaf
+
+    def place(self, leaves: Sequence[Argument]) -> Sequence[Argument]:
         """Return the arguments: they move to their stages when a step begins."""
         return leaves
 
-    def run(self, leaves: Sequence[ArrayLike]) -> list[Array]:
+    def run(self, leaves: Sequence[Argument]) -> list[Array]:
         """Run a step.
 
         Raises:
@@ -101,7 +113,7 @@ class PipelineExecutable:
 
         return self._run(leaves, run)
 
-    def measured_run(self, leaves: Sequence[ArrayLike]) -> tuple[list[Array], Timeline]:
+    def measured_run(self, leaves: Sequence[Argument]) -> tuple[list[Array], Timeline]:
         """Run a step with a clock beside it, which makes it slower; raises as `run` does.
 
         Returns:
@@ -123,7 +135,7 @@ class PipelineExecutable:
 
     def _run(
         self,
-        given_leaves: Sequence[ArrayLike],
+        given_leaves: Sequence[Argument],
         run: Callable[[Sequence[Array], Callable[[], None]], list[Array]],
     ) -> list[Array]:
         # What NumPy holds is copied to its device as arrays of other devices are.

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
-from jax.typing import ArrayLike
 
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import (
@@ -25,11 +24,13 @@ from meshwise.program.instructions import (
 )
 from meshwise.program.text import around
 from meshwise.runtime.devices import array_of
+from meshwise.runtime.host_rows import HostRows, Span, merged, rows_on_devices
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.buffers import BufferSpecs
 from meshwise.runtime.pipeline.build import CompiledLayer
 from meshwise.runtime.pipeline.compiled import CompiledProgram
-from meshwise.runtime.pipeline.rows import rows_of_part
+from meshwise.runtime.placement import Argument
+from meshwise.runtime.transports.copies import Rows
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.runtime.transports.transport import Transport
 from meshwise.schedules.schedule import Schedule
@@ -112,6 +113,34 @@ class Pipeline:
         """
         return PipelineStep(self, flat, label).run(at_commit)
 
+    def rows_of(self, load: Load) -> Rows | None:
+        """Return the rows of an argument that a buffer has; None for all of it."""
+        if load.kind != "rows":
+            return None
+        dim = self.layers.split.batch_dims[load.number]
+        size = self.layers.split.in_avals[load.number].shape[dim]
+        size //= self.schedule.num_microbatches
+        return Rows(dim, load.microbatch * size, (load.microbatch + 1) * size)
+
+    def rows_here(self, number: int, dim: int) -> tuple[Span, ...]:
+        """Return the rows of a batch argument that devices of this process take.
+
+        Args:
+            number: The argument.
+            dim: Its batch dim.
+        """
+        found: list[Span] = []
+        for m in self.indices:
+            for load in self.program.meshes[m].loads:
+                if load.number == number and load.kind != "index":
+                    spec, rows = self.specs.meshes[m][load.buffer], self.rows_of(load)
+                    first = 0 if rows is None else rows.start
+                    here = rows_on_devices(spec.sharding, spec.shape, dim)
+                    found += [(first + start, first + stop) for start, stop in here]
+        if number in {i for _, i in self.program.passed}:
+            found.append((0, self.layers.split.in_avals[number].shape[dim]))
+        return merged(found)
+
 
 class PipelineStep:
     """The buffers of one step that are in this process."""
@@ -141,7 +170,7 @@ class PipelineStep:
                 self.passed[i] = copied(flat[i])
             self.buffers.append(buffers)
         for i in wanted - self.passed.keys():
-            self.passed[i] = flat[i] if isinstance(flat[i], jax.Array) else jnp.array(flat[i])
+            self.passed[i] = flat[i] if isinstance(flat[i], jax.Array) else copied(flat[i])
 
     def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array | None:
         """Return what is in a buffer when the step begins; None in another process.
@@ -155,29 +184,17 @@ class PipelineStep:
         value = self.flat[load.number]
         if not is_here and not self.pipeline.copier.takes_part(value):
             return None
-        if load.kind == "rows":
-            value = self.rows(load.number, load.microbatch)
         found = put(
             self.pipeline.copier,
             value,
             self.pipeline.meshes[mesh],
             load.layout,
+            rows=self.pipeline.rows_of(load),
             is_donated=is_donated,
             is_overwritten=load.number in self.pipeline.state,
             label=f"buffer {load.buffer} of mesh {mesh} at the begin of {self.label}",
         )
         return found if is_here else None
-
-    def rows(self, argument: int, microbatch: int) -> Array:
-        """Rows of a micro-batch."""
-        layers = self.pipeline.layers
-        dim, value = layers.split.batch_dims[argument], self.flat[argument]
-        size = value.shape[dim] // self.pipeline.schedule.num_microbatches
-        if self.pipeline.copier.is_part(value) and isinstance(value.sharding, NamedSharding):
-            return rows_of_part(value, dim, microbatch * size, size)
-        place = [slice(None)] * value.ndim
-        place[dim] = slice(microbatch * size, (microbatch + 1) * size)
-        return value[tuple(place)]
 
     def run(self, at_commit: Callable[[], None]) -> list[Array]:
         """Run all instructions, in an order in which none waits for a later one.
@@ -291,19 +308,20 @@ def commit_point(program: PipelineProgram) -> int:
     return len(program.order)
 
 
-def copied(value: Array | np.ndarray) -> Array:
+def copied(value: Array | HostRows | np.ndarray) -> Array:
     """Return an array of its own; one without shards in this process stays as it is."""
     if isinstance(value, jax.Array) and not value.addressable_shards:
         return value
-    return jnp.array(value)
+    return jnp.array(value.whole() if isinstance(value, HostRows) else value)
 
 
 def put(
     copier: TileCopier,
-    value: ArrayLike,
+    value: Argument,
     mesh: Mesh,
     layout: Layout,
     *,
+    rows: Rows | None = None,
     is_donated: bool = False,
     is_overwritten: bool = False,
     label: str | None = None,
@@ -315,14 +333,20 @@ def put(
         value: The value.
         mesh: Where it goes.
         layout: How it lies there.
+        rows: Those that go; None for all.
         is_donated: Whether it is overwritten there: then it shares no memory with `value`, unless
             it is `value`.
         is_overwritten: As for `TileCopier.put`.
         label: As for `TileCopier.put`.
     """
     sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
-    if isinstance(value, jax.Array) and value.sharding == sharding:
+    if rows is None and isinstance(value, jax.Array) and value.sharding == sharding:
         return value
     return copier.put(
-        value, sharding, own_memory=is_donated, is_overwritten=is_overwritten, label=label
+        value,
+        sharding,
+        rows=rows,
+        own_memory=is_donated,
+        is_overwritten=is_overwritten,
+        label=label,
     )

@@ -17,79 +17,38 @@ processes goes by a transport.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import NamedSharding, SingleDeviceSharding
-from jax.typing import ArrayLike
 
 from meshwise.errors import TransportError
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
-from meshwise.resharding.route import Cut, Move, Phase, Route, Signal, route_once
-from meshwise.resharding.tiles import Box
+from meshwise.resharding.route import Phase, Route, route_once
+from meshwise.resharding.tiles import Box, num_elements, overlap
 from meshwise.resharding.verify_route import verify_route
 from meshwise.runtime.devices import array_of
-from meshwise.runtime.placement import placed
+from meshwise.runtime.host_rows import HostRows
+from meshwise.runtime.placement import Argument, placed
+from meshwise.runtime.transports.copies import (
+    Copies,
+    LocalPhase,
+    Program,
+    Rows,
+    SourceTile,
+    part_of,
+    parts_of_signal,
+    values_taken,
+)
 from meshwise.runtime.transports.joined_pieces import joined
 from meshwise.runtime.transports.places import boxes_of, of_numbers
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
-
-# A jitted function of tiles on one device.
-Program: TypeAlias = Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPhase:
-    """The part of a phase of a route that one process carries out.
-
-    Attributes:
-        cuts: Programs that make pieces: the program, which values it takes, and which it makes.
-        moves: Values that move inside the process, where to, and the numbers of the copies.
-            passages=tuple(
-                m
-                for m in moves
-                if process_of(devices[m.source]) != process_of(devices[m.destination])
-                and (self._is_collective or m.source in mine or m.destination in mine)
-            ),
-        joins: Programs that make tiles of pieces: the program, which values it takes, what it
-            makes.
-    """
-
-    cuts: tuple[tuple[Program, tuple[int, ...], tuple[int, ...]], ...]
-    moves: tuple[tuple[int, ...], tuple[Any, ...], tuple[int, ...]]
-    passages: tuple[Move, ...]
-    joins: tuple[tuple[Program, tuple[int, ...], int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copies:
-    """How arrays of one shape get from one sharding to another, as one process sees it.
-
-    Attributes:
-        crossing_bytes: That devices are sent which do not hold them, in all processes.
-        copied_bytes: That further devices of the destination copy from those.
-        devices: The devices, by their numbers in the route.
-        held: For each shard of the source in this process the number of its value.
-        phases: What is done, in order.
-        shards: For each device of the destination in this process the value that lies there.
-        shared: Places among `shards` of tiles of the source.
-        passed_on: Numbers of tiles of the source that go to other processes as they are.
-    """
-
-    crossing_bytes: int
-    copied_bytes: int
-    devices: tuple[Any, ...]
-    held: tuple[int, ...]
-    phases: tuple[LocalPhase, ...]
-    shards: tuple[int, ...]
-    shared: tuple[int, ...]
-    passed_on: tuple[int, ...]
 
 
 def process_of(device: Any) -> int:
@@ -120,15 +79,16 @@ class TileCopier:
 
     def put(
         self,
-        value: ArrayLike,
+        value: Argument,
         sharding: NamedSharding,
         *,
+        rows: Rows | None = None,
         own_memory: bool = False,
         is_overwritten: bool = False,
         label: str | None = None,
         sending: Sending | None = None,
     ) -> Array:
-        """Return an array in a sharding.
+        """Return an array, or rows of it, in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
         every process that has devices on one of both sides makes the same call; for a collective
@@ -138,6 +98,7 @@ class TileCopier:
             value: An array of any placement, pending or not, or what becomes one.  In a job an
                 array without a mesh is the same in every process.
             sharding: Where it goes; devices may be on both sides.
+            rows: Those that go; None for all.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
             is_overwritten: Whether `value` may be donated before another process has what is sent
                 to it, which is then a copy.
@@ -147,27 +108,29 @@ class TileCopier:
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
+            DataError: rows that lie on devices of this process are not in it.
         """
-        if not isinstance(value, jax.Array) or (
-            self._transport is not None and not self.is_part(value)
-        ):
-            if sharding.is_fully_addressable:
-                return jax.device_put(value, sharding, may_alias=False if own_memory else None)
-            return placed([value], [sharding])[0]
-        if value.sharding == sharding and not own_memory:
+        is_part = self._transport is None or self.is_part(value)
+        if not isinstance(value, jax.Array) or not is_part:
+            return self._put_host(_taken(value, rows), sharding, own_memory=own_memory)
+        if rows is None and value.sharding == sharding and not own_memory:
             return value
         if label is None:
             label = f"array {next(self._count)}"
         if jnp.issubdtype(value.dtype, jax.dtypes.extended):
             return self._put_keys(
-                value, sharding, own_memory=own_memory, label=label, sending=sending
+                value, sharding, rows, own_memory=own_memory, label=label, sending=sending
             )
-        if not value.size:
+        shape = _shape(value, rows)
+        if not math.prod(shape):
             # Nothing to move, and no reason to wait.
-            return placed([np.zeros(value.shape, value.dtype)], [sharding])[0]
-        copies = self.copies(value, sharding, sending)
-        shards = (shard.data for shard in value.addressable_shards)
-        values: dict[int, Array] = dict(zip(copies.held, shards, strict=True))
+            return placed([np.zeros(shape, value.dtype)], [sharding])[0]
+        copies = self.copies(value, sharding, sending, rows)
+        shards = value.addressable_shards
+        values: dict[int, Array] = {}
+        for tile in copies.source:
+            data = shards[tile.shard].data
+            values[tile.value] = tile.program(data, tile.starts) if tile.program else data
         if is_overwritten:
             for n in copies.passed_on:
                 values[n] = jnp.copy(values[n])
@@ -177,10 +140,10 @@ class TileCopier:
         if own_memory:
             for n in copies.shared:
                 found[n] = jnp.copy(found[n])
-        whole = jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+        whole = jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
         return array_of(whole, found)
 
-    def is_part(self, value: ArrayLike) -> bool:
+    def is_part(self, value: Argument) -> bool:
         """Return whether a process of a job has only its part of a value, or nothing.
 
         The answer is the same in every process.  Any other value is whole in all of them.
@@ -194,7 +157,7 @@ class TileCopier:
             return not value.is_fully_addressable
         return not isinstance(value.sharding, SingleDeviceSharding)
 
-    def takes_part(self, value: ArrayLike) -> bool:
+    def takes_part(self, value: Argument) -> bool:
         """Return whether this process helps to bring a value to devices of other processes.
 
         Args:
@@ -213,10 +176,18 @@ class TileCopier:
         if self._transport is not None:
             self._transport.abandon(error)
 
+    def _put_host(self, value: Argument, sharding: NamedSharding, *, own_memory: bool) -> Array:
+        """Return what this process has of an array, or the whole array, in a sharding."""
+        if not sharding.is_fully_addressable:
+            return placed([value], [sharding])[0]
+        given = value.whole() if isinstance(value, HostRows) else value
+        return jax.device_put(given, sharding, may_alias=False if own_memory else None)
+
     def _put_keys(
         self,
         value: Array,
         sharding: NamedSharding,
+        rows: Rows | None,
         *,
         own_memory: bool,
         label: str,
@@ -224,7 +195,8 @@ class TileCopier:
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
-            return jax.device_put(jnp.copy(value) if own_memory else value, sharding)
+            given = jnp.copy(value) if own_memory and rows is None else _taken(value, rows)
+            return jax.device_put(given, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
         numbers = jax.eval_shape(jax.random.key_data, spec)
         there = of_numbers(sharding, numbers.ndim)
@@ -234,10 +206,13 @@ class TileCopier:
             assert isinstance(value.sharding, NamedSharding)
             source = of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
-        found = self.put(data, there, own_memory=own_memory, label=label, sending=sending)
+        found = self.put(
+            data, there, rows=rows, own_memory=own_memory, label=label, sending=sending
+        )
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
-        return array_of(jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding), [])
+        shape = _shape(value, rows)
+        return array_of(jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding), [])
 
     def _carry_out(
         self,
@@ -276,33 +251,46 @@ class TileCopier:
             values[result] = program(*(values[n] for n in given))
 
     def copies(
-        self, value: jax.Array, sharding: NamedSharding, sending: Sending | None = None
+        self,
+        value: jax.Array,
+        sharding: NamedSharding,
+        sending: Sending | None = None,
+        rows: Rows | None = None,
     ) -> Copies:
-        """Return what is done for an array.
+        """Return what is done for an array, or rows of it.
 
         Args:
             value: The array.
             sharding: Where it goes.
             sending: How it passes between hosts; None: each tile crosses once.
+            rows: Those that go; None for all.
 
         Raises:
             TransportError: part of the array is in another process, and there is no way there.
         """
-        key = value.shape, value.dtype, value.sharding, sharding, sending
+        key = value.shape, value.dtype, value.sharding, sharding, sending, rows
         found = self._copies.get(key)
         if found is None:
-            found = self._copies[key] = self._found(value, sharding, sending)
+            found = self._copies[key] = self._found(value, sharding, sending, rows)
         return found
 
-    def _found(self, value: jax.Array, sharding: NamedSharding, sending: Sending | None) -> Copies:
+    def _found(
+        self,
+        value: jax.Array,
+        sharding: NamedSharding,
+        sending: Sending | None,
+        rows: Rows | None,
+    ) -> Copies:
         is_here = value.is_fully_addressable and sharding.is_fully_addressable
         if self._transport is None and not is_here:
             raise TransportError(
                 f"an array of shape {list(value.shape)} goes from {value.sharding} to {sharding}: "
                 "both must lie on devices of this process"
             )
-        shape = tuple(value.shape)
-        boxes = boxes_of(value.sharding, shape), boxes_of(sharding, shape)
+        wanted = None if rows is None else rows.box(value.shape)
+        whole = boxes_of(value.sharding, value.shape)
+        there = {d: p for d, box in whole.items() if num_elements(p := part_of(box, wanted))}
+        boxes = there, boxes_of(sharding, _shape(value, rows))
         devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
         source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
@@ -314,20 +302,34 @@ class TileCopier:
             route = planned_route(source, destination, hosts, size, sending)
         verify_route(route, source, destination)
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
-        held = tuple(route.held[number[s.device]] for s in value.addressable_shards)
-        there = [n for n in destination if n in mine]
-        shards = tuple(route.shards[n] for n in there)
         phases = self._phases(route, mine, devices)
+        shards = tuple(route.shards[n] for n in destination if n in mine)
+        used = set(shards).union(*(values_taken(phase) for phase in phases))
+        tiles = [
+            self._source_tile(n, route.held[number[s.device]], whole[s.device], wanted)
+            for n, s in enumerate(value.addressable_shards)
+            if s.device in there and route.held[number[s.device]] in used
+        ]
+        held = {tile.value for tile in tiles if tile.program is None}
         passed_on = {move.value for phase in phases for move in phase.passages}
         return Copies(
             crossing_bytes=size * route.crossing_elements,
             copied_bytes=size * route.copied_elements,
             devices=devices,
-            held=held,
+            source=tuple(tiles),
             phases=phases,
             shards=shards,
             shared=tuple(n for n, v in enumerate(shards) if v in held),
-            passed_on=tuple(v for v in held if v in passed_on),
+            passed_on=tuple(sorted(held & passed_on)),
+        )
+
+    def _source_tile(self, shard: int, number: int, box: Box, wanted: Box | None) -> SourceTile:
+        """Return how the wanted part of a shard is had."""
+        part = box if wanted is None else overlap(box, wanted)
+        starts = np.array([a - first for (a, _), (first, _) in zip(part, box, strict=True)])
+        program = None if part == box else self.taker(tuple(b - a for a, b in part))
+        return SourceTile(
+            shard=shard, value=number, program=program, starts=starts.astype(np.int32)
         )
 
     def _phases(
@@ -341,7 +343,7 @@ class TileCopier:
         cuts = [c for c in phase.cuts if c.device in mine]
         moves = list(phase.moves)
         for signal in phase.signals:
-            cut, move = _parts_of(signal)
+            cut, move = parts_of_signal(signal)
             moves.append(move)
             if signal.source in mine:
                 cuts.append(cut)
@@ -365,6 +367,17 @@ class TileCopier:
                 (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
         )
+
+    def taker(self, shape: tuple[int, ...]) -> Program:
+        """Return the program that takes a part of a shape; where it begins is an argument.
+
+        One program serves all micro-batches.
+        """
+
+        def take(tile: Array, starts: Array) -> Array:
+            return lax.dynamic_slice(tile, list(starts), shape)
+
+        return self._programs.setdefault(("take", shape), jax.jit(take))
 
     def cutter(self, parts: tuple[Box, ...], num_signals: int = 0) -> Program:
         """Return the program that takes parts, given by their places in its first operand.
@@ -390,10 +403,19 @@ class TileCopier:
         return self._programs.setdefault(("join", places), jax.jit(join))
 
 
-def _parts_of(signal: Signal) -> tuple[Cut, Move]:
-    """Return what a signal consists of; the element that is sent has a number of its own."""
-    shape = (1,) * signal.rank
-    element = -1 - signal.result
-    place = tuple((0, 1) for _ in shape)
-    cut = Cut(signal.source, signal.value, (place,), (element,))
-    return cut, Move(element, signal.source, signal.destination, signal.result, shape)
+def _taken(value: Argument, rows: Rows | None) -> Argument:
+    """Return rows of what this process has."""
+    if rows is None:
+        return value
+    if isinstance(value, HostRows):
+        return value.between(rows.start, rows.stop)
+    assert isinstance(value, (jax.Array, np.ndarray))
+    return value[(*[slice(None)] * rows.dim, slice(rows.start, rows.stop))]
+
+
+def _shape(value: Array, rows: Rows | None) -> tuple[int, ...]:
+    """Return the shape of rows of an array."""
+    shape = list(value.shape)
+    if rows is not None:
+        shape[rows.dim] = rows.stop - rows.start
+    return tuple(shape)
