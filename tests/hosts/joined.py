@@ -6,6 +6,7 @@ import sys
 
 import jax
 
+from doubles.processes import free_port
 from oracle.problem import QUICK_OPTIONS
 
 
@@ -17,6 +18,9 @@ def join(*, quick: bool = True) -> list[str]:
     """
     address, count, number, devices, *rest = sys.argv[1:]
     jax.config.update("jax_num_cpu_devices", int(devices))
+    # For `jax.device_put` between processes; `meshwise launch` does the same.
+    jax.config.update("jax_cross_host_transfer_socket_address", f"127.0.0.1:{free_port()}")
+    jax.config.update("jax_cross_host_transport_addresses", "127.0.0.1:0")
     if quick:
         jax.config.update("jax_disable_most_optimizations", True)
     jax.distributed.initialize(address, int(count), int(number), shutdown_timeout_seconds=20)

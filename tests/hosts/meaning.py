@@ -2,7 +2,8 @@
 
 Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  As `rows:3`
 each process gets the rows of the batch that its devices take, and no others; as `parts:3` an equal
-part of the rows, for `mw.host_batch`.
+part of the rows, for `mw.host_batch`.  Before a case may stand the transport, as in
+`device_put:small:3`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import json
 import pickle
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from doubles.layered_steps import SIGNATURE, host
 from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_case, small_case
@@ -26,12 +28,13 @@ from hosts.joined import join
 from meshwise.hosts.data.host_batch import host_batch
 from meshwise.planner.pipeline import layers_of
 from meshwise.runtime.host_rows import HostRows
-from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.job.job import Job, TransportName, current_job
 from meshwise.runtime.pipeline.build import StageChoice
 from meshwise.runtime.pipeline.executable import homes_of
 from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
+from meshwise.runtime.placement import placed
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.stacks.unstack import Unstacked
@@ -122,6 +125,8 @@ def over_processes(
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
     for number in range(STEPS):
+        if number and kind in ("small", "any"):
+            batch = on_first_process(batch)
         leaves = jax.tree.leaves((state, batch))
         if kind == "rows":
             leaves = needed_rows(pipeline, layers.ends, leaves)
@@ -136,6 +141,14 @@ def over_processes(
         found[-1] = list(zip(made, shown, strict=True))
         state = jax.tree.unflatten(tree, made)[0]
     return found
+
+
+def on_first_process(batch: Any) -> Any:
+    """Return a batch of which only process 0 has something."""
+    mesh = Mesh([d for d in jax.devices() if not d.process_index], ("devices",))
+    leaves, tree = jax.tree.flatten(batch)
+    there = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.unflatten(tree, placed(leaves, [there] * len(leaves)))
 
 
 def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice]:
@@ -200,9 +213,11 @@ def _numbers(value: Any) -> np.ndarray[Any, Any]:
 
 if __name__ == "__main__":
     for name in join():
-        kind, number = name.split(":")
+        *transport, kind, number = name.split(":")
         found = current_job()
         assert found is not None
+        if transport:
+            found = replace(found, transport=cast(TransportName, transport[0]))
         chosen = _CASES[kind](int(number))
         check(chosen, found, kind)
         print("passed", name, chosen, flush=True)  # noqa: T201 (for the test that reads it)

@@ -47,6 +47,13 @@ class Counting:
         self.inner, self.process = inner, inner.process
         self.counts: Counter[str] = Counter()
 
+    @property
+    def is_collective(self) -> bool:
+        return self.inner.is_collective
+
+    def abandon(self, error: BaseException) -> None:
+        self.inner.abandon(error)
+
     def pass_all(self, passages: Sequence[Passage], label: str) -> list[Array | None]:
         """Count what this process sends."""
         for each in passages:

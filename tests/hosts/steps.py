@@ -1,17 +1,23 @@
-"""One process of a job that runs steps as users write them, on meshes and in stages."""
+"""One process of a job that runs steps as users write them, on meshes and in stages.
+
+Its argument is the transport, if it is not the one that suits the devices.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import meshwise as mw
+import meshwise.api.parallel_step as parallel_step
 from doubles.layered_steps import CLIPPED, gpt_step
 from hosts.joined import join
+from meshwise.runtime.job.job import Job, TransportName, current_job
 from oracle.problem import quick_jit
 
 
@@ -39,6 +45,13 @@ def run(method: Any, **options: Any) -> Any:
         assert abs(float(loss) - float(want)) < 1e-8
     close(mine, theirs)
     return parallel, mine, batch
+
+
+def job_with(transport: str) -> Job:
+    """Return the job of this process with a transport."""
+    job = current_job()
+    assert job is not None
+    return replace(job, transport=cast(TransportName, transport))
 
 
 def everything() -> None:
@@ -69,7 +82,8 @@ def everything() -> None:
 
 
 if __name__ == "__main__":
-    join()
+    for transport in join():
+        parallel_step.current_job = lambda transport=transport: job_with(transport)
     with jax.enable_x64(True):
         everything()
     sys.stdout.write("passed\n")

@@ -15,11 +15,21 @@ def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
         assert len(passed) == len(cases), texts(ended)
 
 
+# Where the transport stands before a case, processes that have neither end take part in transfers.
 @pytest.mark.parametrize(
     ("devices", "cases"),
     [
         ((4, 4), ["small:3", "small:4", "rows:4", "parts:3"]),
-        ((3, 3, 2), ["small:19", "rows:4"]),
+        ((3, 3, 2), ["small:19", "device_put:small:28", "rows:4"]),
+        pytest.param((4, 4), ["device_put:small:3"], marks=pytest.mark.slow),
+        pytest.param(
+            (4, 4),
+            ["device_put:rows:4", "device_put:parts:3", "device_put:parts:4"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            (3, 3, 2), ["device_put:small:34", "device_put:any:15"], marks=pytest.mark.slow
+        ),
         pytest.param((4, 4), [f"rows:{n}" for n in range(0, 24, 4)], marks=pytest.mark.slow),
         pytest.param((4, 4), [f"parts:{n}" for n in range(1, 24, 4)], marks=pytest.mark.slow),
         pytest.param(
@@ -33,8 +43,20 @@ def test_a_pipeline_over_processes_is_the_step(devices: tuple[int, ...], cases: 
     assert_meaning(devices, cases)
 
 
-def test_steps_as_users_write_them_run_over_processes() -> None:
-    ended = run_job("hosts.steps", (2, 2), limit_s=200)
+@pytest.mark.parametrize(
+    "transport", [[], pytest.param(["device_put"], marks=pytest.mark.slow)], ids=str
+)
+def test_steps_as_users_write_them_run_over_processes(transport: list[str]) -> None:
+    ended = run_job("hosts.steps", (2, 2), transport, limit_s=200)
     for process in ended:
         assert process.code == 0, texts(ended)
         assert "passed" in process.text, texts(ended)
+
+
+def test_arrays_get_from_any_devices_to_any_others() -> None:
+    transports = ["sockets", "device_put"]
+    ended = run_job("hosts.passages", (2, 3, 2), transports, limit_s=100)
+    for process in ended:
+        assert process.code == 0, texts(ended)
+        for transport in transports:
+            assert f"passed {transport}" in process.text, texts(ended)

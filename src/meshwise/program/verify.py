@@ -48,6 +48,12 @@ def verify_program(program: PipelineProgram) -> None:
     order takes all instructions and none waits for a later one; in the end nothing is left but the
     results.
 
+    The order also keeps processes free of deadlock.  Each dispatches its instructions as they come
+    in the order, and whatever it waits for was dispatched by others, and waits itself, earlier in
+    the order.  So the process that is least far has nothing to wait for that is not dispatched, and
+    goes on.  This holds where only the two processes of a transfer take part in it, and where every
+    process does: then transfers are matched by their number in the order, which is the same in all.
+
     Args:
         program: The program.
 

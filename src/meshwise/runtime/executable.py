@@ -30,7 +30,7 @@ from meshwise.runtime.host_rows import HostRows, Span, rows_on_devices
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.placement import Argument, placed
 from meshwise.runtime.scalars import EveryProcess
-from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
@@ -124,8 +124,8 @@ class Executable:
         Raises:
             StateLostError: an argument was donated to an earlier call, the step failed after it
                 had taken over donated state, or an earlier one did after it had returned.
-            ValueError: in a job, arguments do not lie where the step wants them: `place` moves them
-                in all processes.
+            ValueError: in a job, arguments have other shapes or dtypes, or do not lie where the
+                step wants them: `place` moves them in all processes.
         """
         if self.copier is not None and not self._lie_there(leaves):
             raise ValueError("arguments lie elsewhere")
@@ -140,6 +140,8 @@ class Executable:
         try:
             results = self.outputs(leaves)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
+            if self.copier is not None:
+                self.copier.abandon(error)
             donated = [leaves[position] for position in self.traced.donated]
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
             if lost:
@@ -154,10 +156,14 @@ class Executable:
         return results
 
     def _lie_there(self, leaves: Sequence[Argument]) -> bool:
-        """Return whether all arguments lie where the step wants them; the same in all processes."""
+        """Return whether the step takes all arguments as they lie; the same in all processes."""
         return all(
-            isinstance(leaf, jax.Array) and leaf.sharding == sharding
-            for leaf, sharding in zip(leaves, self.in_shardings, strict=True)
+            isinstance(leaf, jax.Array)
+            and (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)
+            and leaf.sharding == sharding
+            for leaf, aval, sharding in zip(
+                leaves, self.traced.in_avals, self.in_shardings, strict=True
+            )
         )
 
     def outputs(self, leaves: Sequence[Any]) -> list[jax.Array]:
@@ -201,7 +207,7 @@ def compile_step(
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
     compiled = compile_decided(traced, plan.decision, plan.mesh, mesh, job)
-    copier = None if job is None else TileCopier(SocketTransport(job))
+    copier = None if job is None else TileCopier(transport_of(job))
     places = shardings([use.layout for use in plan.decision.outputs], mesh)
     return Executable(
         traced=traced,

@@ -22,7 +22,7 @@ from meshwise.runtime.job.job import Job
 from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.placement import Argument
 from meshwise.runtime.scalars import EveryProcess
-from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.part import border_spec
 from meshwise.spmd.program import concrete_mesh
@@ -105,6 +105,17 @@ class ForwardExecutable:
                     f"argument {name} is {found.dtype}{list(found.shape)}, the step was compiled "
                     f"for {aval.dtype}{list(aval.shape)}"
                 )
+        try:
+            results = self._results(leaves)
+        except BaseException as error:
+            self.copier.abandon(error)
+            raise
+        if self.every_process is None:
+            return results
+        return self.every_process.readable(results, self.copier)
+
+    def _results(self, leaves: Sequence[Argument]) -> list[jax.Array]:
+        """Return the results where the stages make them."""
         # What NumPy holds is copied to its device as arrays of other devices are.
         flat, _ = self.ends.arguments(cast(Sequence[jax.Array], leaves))
         there: dict[tuple[str, int], jax.Array] = {
@@ -119,10 +130,7 @@ class ForwardExecutable:
         found = (there[source] for source in self.cut.results)
         whole = (x.whole() if isinstance(x, HostRows) else x for x in found)
         arrays = [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in whole]
-        results = with_weak_types(self.ends.results(arrays), original.weak_results)
-        if self.every_process is None:
-            return results
-        return self.every_process.readable(results, self.copier)
+        return with_weak_types(self.ends.results(arrays), self.user.original.weak_results)
 
     def compiled_text(self) -> dict[str, str]:
         """Return the optimised HLO of each program, by name."""
@@ -172,7 +180,7 @@ def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExe
         )
         for home in found.homes
     ]
-    copier = TileCopier(None if job is None else SocketTransport(job))
+    copier = TileCopier(None if job is None else transport_of(job))
     return ForwardExecutable(
         plan=found.plan,
         cut=found.cut,

@@ -12,11 +12,15 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import jax
 
 from meshwise.errors import ClusterError, MeshwiseError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
+
+# How arrays get from process to process.
+TransportName: TypeAlias = Literal["sockets", "device_put"]
 
 # How long a process waits for others to come to the same place.  `jax.distributed.initialize`
 # waits as long for processes that start.
@@ -35,12 +39,14 @@ class Job:
         num_processes: How many there are.
         store: What they share.
         coordinator: `host:port` of process 0, as this process was told it.
+        transport: How arrays get from one to another; None: as suits the devices.
     """
 
     process: int
     num_processes: int
     store: KeyValueStore
     coordinator: str
+    transport: TransportName | None = None
 
     def exchange(self, topic: str, text: str, *, patience_s: float = PATIENCE_S) -> list[str]:
         """Give a text to all processes and return those of all, by number.

@@ -29,6 +29,13 @@ class TransferSpec:
     source: jax.ShapeDtypeStruct
     destination: NamedSharding
 
+    @property
+    def is_between_processes(self) -> bool:
+        """Whether its devices are of more than one process."""
+        assert self.source.sharding is not None
+        devices = self.source.sharding.device_set | self.destination.device_set
+        return len({device.process_index for device in devices}) > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSpecs:

@@ -150,6 +150,7 @@ class PipelineExecutable:
             if self.every_process is not None:
                 results = self.every_process.readable(results, self.pipeline.copier)
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
+            self.pipeline.copier.abandon(error)
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
                 raise state_lost(lost, error) from error

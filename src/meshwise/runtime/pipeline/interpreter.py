@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import (
@@ -69,6 +69,7 @@ class Pipeline:
         state: The numbers of arguments that are overwritten.
         specs: The buffers of all meshes.
         steps: The instructions that this process takes part in, in order of dispatch.
+        crossing: The numbers of the transfers that every process takes part in.
         totals: For each program of a layer the bytes of one device while it runs, as its process
             says; none where this process is alone.
         job: The processes that run the step together; None where this one is alone.
@@ -87,6 +88,7 @@ class Pipeline:
     state: frozenset[int]
     specs: BufferSpecs
     steps: tuple[Step, ...]
+    crossing: frozenset[int]
     totals: tuple[int, ...]
     job: Job | None
     transport: Transport | None
@@ -173,13 +175,14 @@ class PipelineStep:
     def loaded(self, mesh: int, load: Load, *, is_donated: bool) -> Array | None:
         """Return what is in a buffer when the step begins; None in another process.
 
-        Where the buffer is in another process and the argument in this one, it is sent there.
+        Where the buffer is in another process and the argument in this one, it is sent there; over
+        a collective transport this process takes part in what others send, too.
         """
         is_here = mesh in self.pipeline.indices
         if load.kind == "index":
             return self.pipeline.indices[mesh][load.microbatch] if is_here else None
         value = self.flat[load.number]
-        if not is_here and not _has_shards_here(value):
+        if not is_here and not self.pipeline.copier.takes_part(value):
             return None
         found = put(
             self.pipeline.copier,
@@ -262,20 +265,27 @@ class PipelineStep:
             self.travelling[number] = sent
 
 
-def own_instructions(program: PipelineProgram, here: Collection[int]) -> tuple[Step, ...]:
+def own_instructions(
+    program: PipelineProgram, here: Collection[int], crossing: Collection[int] = ()
+) -> tuple[Step, ...]:
     """Return what a process dispatches: what its meshes do, and what others send to them.
 
     All processes take them from one order, so that none waits for an instruction that another one
-    has yet to dispatch and that waits for this one.
+    has yet to dispatch and that waits for this one (`verify_program`).
 
     Args:
         program: What all meshes do.
         here: The numbers of the meshes with devices of this process.
+        crossing: The numbers of the transfers that every process takes part in.
     """
     return tuple(
         Step(order, mesh, at, instruction)
         for order, (mesh, at, instruction) in enumerate(program.in_order())
-        if mesh in here or (isinstance(instruction, Send) and instruction.mesh in here)
+        if mesh in here
+        or (
+            isinstance(instruction, Send)
+            and (instruction.mesh in here or instruction.transfer in crossing)
+        )
     )
 
 
@@ -303,13 +313,6 @@ def copied(value: Array | HostRows | np.ndarray) -> Array:
     if isinstance(value, jax.Array) and not value.addressable_shards:
         return value
     return jnp.array(value.whole() if isinstance(value, HostRows) else value)
-
-
-def _has_shards_here(value: Array | HostRows | np.ndarray) -> bool:
-    """Return whether part of an argument lies here that no other process has."""
-    if not isinstance(value, jax.Array) or isinstance(value.sharding, SingleDeviceSharding):
-        return False
-    return bool(value.addressable_shards)
 
 
 def put(

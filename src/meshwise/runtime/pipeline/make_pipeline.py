@@ -29,7 +29,7 @@ from meshwise.runtime.pipeline.interpreter import (
     put,
 )
 from meshwise.runtime.pipeline.joining import Joining, TiedGradient
-from meshwise.runtime.transports.sockets import SocketTransport
+from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
@@ -85,7 +85,12 @@ def make_pipeline(
         digests = {name: _digest(part) for name, part in _compared(program, executables, specs)}
         check_agreement(job, "the programs of the pipeline", digests)
         totals = _totals(compiled, job)
-        transport = SocketTransport(job)
+        transport = transport_of(job)
+    crossing = frozenset(
+        number
+        for number, transfer in specs.transfers.items()
+        if transport is not None and transport.is_collective and transfer.is_between_processes
+    )
     copier = TileCopier(transport)
     return Pipeline(
         layers=layers,
@@ -103,7 +108,8 @@ def make_pipeline(
         },
         state=frozenset(i for i, _ in layers.split.aliases),
         specs=specs,
-        steps=own_instructions(program, here),
+        steps=own_instructions(program, here, crossing),
+        crossing=crossing,
         totals=totals,
         job=job,
         transport=transport,

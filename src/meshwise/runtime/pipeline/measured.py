@@ -3,7 +3,8 @@
 Each mesh has a thread that waits for every instruction, as a worker of its own would; so the host
 does not run ahead, and a step takes longer than one that is only dispatched.  A mesh is busy while
 a program runs on it; it waits where it receives what has not arrived.  In a job each process sees
-its own meshes, and all are told what each saw.
+its own meshes, and all are told what each saw.  What every process takes part in is started by one
+more thread, in the order of the step, as soon as a mesh offers it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import jax
 from jax import Array
@@ -68,6 +69,15 @@ class _Measured:
         self.messages = messages(pipeline)
         self.here = sorted(pipeline.indices)
         self.arrivals = [threading.Event() for _ in self.messages]
+        self.crossing = [
+            (mesh, instruction)
+            for _, mesh, _, instruction in pipeline.steps
+            if isinstance(instruction, Send) and instruction.transfer in pipeline.crossing
+        ]
+        # For each transfer of those that a mesh of this process sends, what is sent.
+        self.offers: dict[int, Future[Array]] = {
+            send.transfer: Future() for mesh, send in self.crossing if mesh in self.here
+        }
         # Programs of several devices must come to all of them in one order.
         self.dispatching = threading.Lock()
         self.commit = threading.Barrier(len(self.here), action=at_commit)
@@ -94,6 +104,8 @@ class _Measured:
             threading.Thread(target=self.mesh, args=(m, first[m]), name=f"mesh {m}")
             for m in self.here
         ]
+        if self.crossing:
+            workers.append(threading.Thread(target=self.exchange, name="exchange"))
         with ThreadPoolExecutor(max(len(workers), 1), "transfers") as self.pool:
             for worker in workers:
                 worker.start()
@@ -131,6 +143,8 @@ class _Measured:
         """Let all threads end at their next instruction."""
         self.stopped.set()
         self.commit.abort()
+        for offer in list(self.offers.values()):
+            offer.cancel()
         for arrival in self.arrivals:
             arrival.set()
 
@@ -148,6 +162,25 @@ class _Measured:
         except BaseException as error:
             self.failed(error)
 
+    def exchange(self) -> None:
+        """Start the transfers that every process takes part in, in the order of all processes."""
+        try:
+            for mesh, send in self.crossing:
+                value = None
+                if mesh in self.here:
+                    value = self.offers[send.transfer].result()
+                    del self.offers[send.transfer]
+                if self.stopped.is_set():
+                    return
+                with self.dispatching:
+                    self.step.transfer(send.transfer, value)
+                if send.mesh in self.here:
+                    self.pool.submit(self.arrived, send.transfer)
+        except CancelledError:
+            pass  # another one failed
+        except BaseException as error:
+            self.failed(error)
+
     def failed(self, error: BaseException) -> None:
         self.errors.append(error)
         self.stop()
@@ -159,9 +192,13 @@ class _Measured:
         begin = self.now()
         if isinstance(instruction, Receive):
             self.receive(mesh, instruction, begin)
+        buffers = self.step.buffers[mesh]
+        if isinstance(instruction, Send) and instruction.transfer in self.pipeline.crossing:
+            self.seen.sent_s[instruction.transfer] = begin
+            self.offers[instruction.transfer].set_result(buffers[instruction.buffer])
+            return
         with self.dispatching:
             self.step.step(mesh, instruction)
-        buffers = self.step.buffers[mesh]
         if isinstance(instruction, Run):
             jax.block_until_ready([buffers[b] for b in instruction.outputs])
             self.seen.meshes[mesh].events.append(self.event(mesh, instruction, begin))
@@ -174,7 +211,7 @@ class _Measured:
     def receive(self, mesh: int, instruction: Receive, begin: float) -> None:
         """Wait for a transfer that was sent here; ask for it first if another process sends it."""
         number = instruction.transfer
-        if instruction.mesh in self.here:
+        if instruction.mesh in self.here or number in self.pipeline.crossing:
             self.arrivals[number].wait()
             if self.stopped.is_set():
                 raise _Stopped

@@ -123,7 +123,7 @@ class Stacking:
         """
         if value.shape[home.dim] != home.count:
             raise ValueError(f"{home.count} layers are expected, not {value.shape[home.dim]}")
-        if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        if self._copier.is_part(value):
             value = self._copier.put(value, home.sharding)
         if not isinstance(value, jax.Array) or value.sharding != home.sharding:
             return [value[(*[slice(None)] * home.dim, k)] for k in range(home.count)]

@@ -1,4 +1,4 @@
 """Ways on which arrays get from process to process.
 
-Others use `transport.Transport`, and `sockets.SocketTransport`, which makes one for a job.
+Others use `transport.Transport`, and `choice.transport_of`, which makes one for a job.
 """

@@ -69,6 +69,11 @@ class SocketTransport:
         """The number of this process."""
         return self._job.process
 
+    @property
+    def is_collective(self) -> bool:
+        """False: only the two processes of a passage take part."""
+        return False
+
     def pass_all(self, passages: Sequence[Passage], label: str) -> list[Array | None]:
         """Start to send and to receive; see `Transport.pass_all`."""
         self.check()
@@ -114,6 +119,9 @@ class SocketTransport:
         """Raise what the watch found."""
         if self._failure is not None:
             raise self._failure
+
+    def abandon(self, error: BaseException) -> None:
+        """Do nothing: what the next steps send has names of its own."""
 
     def watch(self) -> None:
         """Look once whether what is waited for has come; break connections that wait too long."""

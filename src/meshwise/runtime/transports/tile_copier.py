@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from meshwise.errors import TransportError
 from meshwise.resharding.cross_mesh.planned_route import planned_route
@@ -44,9 +44,11 @@ from meshwise.runtime.transports.copies import (
     SourceTile,
     part_of,
     parts_of_signal,
-    values_taken,
+    rows_of,
+    shape_of_rows,
 )
 from meshwise.runtime.transports.joined_pieces import joined
+from meshwise.runtime.transports.places import boxes_of, of_numbers
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
 
 
@@ -71,6 +73,7 @@ class TileCopier:
         self._transport = transport
         self._host_of = host_of
         self._process = None if transport is None else transport.process
+        self._is_collective = transport is not None and transport.is_collective
         self._count = itertools.count()
         self._copies: dict[tuple[Any, ...], Copies] = {}
         self._programs: dict[tuple[Any, ...], Program] = {}
@@ -89,7 +92,8 @@ class TileCopier:
         """Return an array, or rows of it, in a sharding.
 
         Random keys, which are no arrays of numbers, go as `jax.device_put` sends them.  In a job
-        every process that has devices on one of both sides makes the same call.
+        every process that has devices on one of both sides makes the same call; for a collective
+        transport every process does, in one order.
 
         Args:
             value: An array of any placement, pending or not, or what becomes one.  In a job an
@@ -107,8 +111,10 @@ class TileCopier:
             TransportError: part of the array is in another process, and there is no way there.
             DataError: rows that lie on devices of this process are not in it.
         """
-        if not isinstance(value, jax.Array) or self._is_everywhere(value):
-            return self._put_host(_taken(value, rows), sharding, own_memory=own_memory)
+        if not isinstance(value, jax.Array) or (
+            self._transport is not None and not self.is_part(value)
+        ):
+            return self._put_host(rows_of(value, rows), sharding, own_memory=own_memory)
         if rows is None and value.sharding == sharding and not own_memory:
             return value
         if label is None:
@@ -117,7 +123,7 @@ class TileCopier:
             return self._put_keys(
                 value, sharding, rows, own_memory=own_memory, label=label, sending=sending
             )
-        shape = _shape(value, rows)
+        shape = shape_of_rows(value, rows)
         if not math.prod(shape):
             # Nothing to move, and no reason to wait.
             return placed([np.zeros(shape, value.dtype)], [sharding])[0]
@@ -146,9 +152,38 @@ class TileCopier:
         given = value.whole() if isinstance(value, HostRows) else value
         return jax.device_put(given, sharding, may_alias=False if own_memory else None)
 
-    def _is_everywhere(self, value: Array) -> bool:
-        """Return whether every process of a job has the whole of an array."""
-        return self._transport is not None and isinstance(value.sharding, SingleDeviceSharding)
+    def is_part(self, value: Argument) -> bool:
+        """Return whether a process of a job has only its part of a value, or nothing.
+
+        The answer is the same in every process.  Any other value is whole in all of them.
+
+        Args:
+            value: The value.
+        """
+        if not isinstance(value, jax.Array):
+            return False
+        if self._transport is None:
+            return not value.is_fully_addressable
+        return not isinstance(value.sharding, SingleDeviceSharding)
+
+    def takes_part(self, value: Argument) -> bool:
+        """Return whether this process helps to bring a value to devices of other processes.
+
+        Args:
+            value: The value.
+        """
+        if not isinstance(value, jax.Array) or not self.is_part(value):
+            return False
+        return self._is_collective or bool(value.addressable_shards)
+
+    def abandon(self, error: BaseException) -> None:
+        """Tell the transport that this process failed; see `Transport.abandon`.
+
+        Args:
+            error: Why.
+        """
+        if self._transport is not None:
+            self._transport.abandon(error)
 
     def _put_keys(
         self,
@@ -162,23 +197,23 @@ class TileCopier:
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
-            given = jnp.copy(value) if own_memory and rows is None else _taken(value, rows)
+            given = jnp.copy(value) if own_memory and rows is None else rows_of(value, rows)
             return jax.device_put(given, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
-        numbers = jax.eval_shape(jax.random.key_data, spec)
-        there = _of_numbers(sharding, numbers.ndim)
+        numbers = jax.evalshape_of_rows(jax.random.key_data, spec)
+        there = of_numbers(sharding, numbers.ndim)
         if value.addressable_shards:
             data = jax.random.key_data(value)
         else:
             assert isinstance(value.sharding, NamedSharding)
-            source = _of_numbers(value.sharding, numbers.ndim)
+            source = of_numbers(value.sharding, numbers.ndim)
             data = array_of(jax.ShapeDtypeStruct(numbers.shape, numbers.dtype, sharding=source), [])
         found = self.put(
             data, there, rows=rows, own_memory=own_memory, label=label, sending=sending
         )
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
-        shape = _shape(value, rows)
+        shape = shape_of_rows(value, rows)
         return array_of(jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding), [])
 
     def _carry_out(
@@ -255,9 +290,9 @@ class TileCopier:
                 "both must lie on devices of this process"
             )
         wanted = None if rows is None else rows.box(value.shape)
-        whole = _boxes(value.sharding, value.shape)
+        whole = boxes_of(value.sharding, value.shape)
         there = {d: p for d, box in whole.items() if num_elements(p := part_of(box, wanted))}
-        boxes = there, _boxes(sharding, _shape(value, rows))
+        boxes = there, boxes_of(sharding, shape_of_rows(value, rows))
         devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
         source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
@@ -271,7 +306,7 @@ class TileCopier:
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
         phases = self._phases(route, mine, devices)
         shards = tuple(route.shards[n] for n in destination if n in mine)
-        used = set(shards).union(*(values_taken(phase) for phase in phases))
+        used = set(shards).union(*(valuesrows_of(phase) for phase in phases))
         tiles = [
             self._source_tile(n, route.held[number[s.device]], whole[s.device], wanted)
             for n, s in enumerate(value.addressable_shards)
@@ -324,7 +359,12 @@ class TileCopier:
                 tuple(devices[m.destination] for m in inside),
                 tuple(m.result for m in inside),
             ),
-            passages=tuple(m for m in moves if (m.source in mine) != (m.destination in mine)),
+            passages=tuple(
+                m
+                for m in moves
+                if process_of(devices[m.source]) != process_of(devices[m.destination])
+                and (self._is_collective or m.source in mine or m.destination in mine)
+            ),
             joins=tuple(
                 (self.joiner(j.places), j.values, j.result) for j in phase.joins if j.device in mine
             ),
@@ -363,39 +403,3 @@ class TileCopier:
             return joined(list(zip(places, pieces, strict=True)))
 
         return self._programs.setdefault(("join", places), jax.jit(join))
-
-
-def _taken(value: Argument, rows: Rows | None) -> Argument:
-    """Return rows of what this process has."""
-    if rows is None:
-        return value
-    if isinstance(value, HostRows):
-        return value.between(rows.start, rows.stop)
-    assert isinstance(value, (jax.Array, np.ndarray))
-    return value[(*[slice(None)] * rows.dim, slice(rows.start, rows.stop))]
-
-
-def _shape(value: Array, rows: Rows | None) -> tuple[int, ...]:
-    """Return the shape of rows of an array."""
-    shape = list(value.shape)
-    if rows is not None:
-        shape[rows.dim] = rows.stop - rows.start
-    return tuple(shape)
-
-
-def _of_numbers(sharding: NamedSharding, rank: int) -> NamedSharding:
-    """Return the sharding of the numbers of random keys, which have more dims, for a rank."""
-    spec = sharding.spec
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec, *[None] * (rank - len(spec))))
-
-
-def _boxes(sharding: Sharding, shape: tuple[int, ...]) -> dict[Any, Box]:
-    """Return the elements that each device of a sharding has, of all processes."""
-    indices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
-    return {device: _box(index, shape) for device, index in indices.items()}
-
-
-def _box(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """Return an index as JAX gives it."""
-    found = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop, _ in found)

@@ -39,6 +39,14 @@ class Transport(Protocol):
         """The number of this process."""
         ...
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether every process takes part in every passage, all of them in one order.
+
+        Else only the two processes of a passage take part.
+        """
+        ...
+
     def pass_all(self, passages: Sequence[Passage], label: str) -> list[Array | None]:
         """Start to send and to receive, without waiting.
 
@@ -46,7 +54,8 @@ class Transport(Protocol):
 
         Args:
             passages: What goes from process to process; each stands in the lists of both of its
-                processes, in any order.
+                processes, in any order.  For a collective transport the lists of all processes
+                are the same, in one order, and so are their calls.
             label: What it is, for messages.
 
         Returns:
@@ -58,7 +67,16 @@ class Transport(Protocol):
         """Raise what went wrong since the last call.
 
         Raises:
-            TransportError: a peer did not send what was waited for.
+            TransportError: a peer did not send what was waited for, or this process failed and
+                has lost the order of the others.
+        """
+        ...
+
+    def abandon(self, error: BaseException) -> None:
+        """Note that this process failed in the midst of a step, and others may have gone on.
+
+        Args:
+            error: Why it failed.
         """
         ...
 
