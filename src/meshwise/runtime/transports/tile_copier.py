@@ -200,7 +200,7 @@ class TileCopier:
             given = jnp.copy(value) if own_memory and rows is None else rows_of(value, rows)
             return jax.device_put(given, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
-        numbers = jax.evalshape_of_rows(jax.random.key_data, spec)
+        numbers = jax.eval_shape(jax.random.key_data, spec)
         there = of_numbers(sharding, numbers.ndim)
         if value.addressable_shards:
             data = jax.random.key_data(value)
@@ -306,7 +306,7 @@ class TileCopier:
         mine = {n for d, n in number.items() if self._process in (None, d.process_index)}
         phases = self._phases(route, mine, devices)
         shards = tuple(route.shards[n] for n in destination if n in mine)
-        used = set(shards).union(*(valuesrows_of(phase) for phase in phases))
+        used = set(shards).union(*(values_taken(phase) for phase in phases))
         tiles = [
             self._source_tile(n, route.held[number[s.device]], whole[s.device], wanted)
             for n, s in enumerate(value.addressable_shards)
