@@ -46,6 +46,7 @@ from meshwise.runtime.transports.copies import (
     parts_of_signal,
     rows_of,
     shape_of_rows,
+    values_taken,
 )
 from meshwise.runtime.transports.joined_pieces import joined
 from meshwise.runtime.transports.places import boxes_of, of_numbers
