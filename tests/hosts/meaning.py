@@ -125,7 +125,7 @@ def over_processes(
     tree = jax.tree.structure(jax.eval_shape(step, state, batch))
     found: list[list[Any]] = []
     for number in range(STEPS):
-        if number and kind in ("small", "any"):
+        if number and kind not in ("rows", "parts"):
             batch = on_first_process(batch)
         leaves = jax.tree.leaves((state, batch))
         if kind == "rows":

@@ -47,9 +47,7 @@ class StepExecutable(Protocol):
         """
         ...
 
-    def ready(
-        self, position: int, leaf: HostRows | np.ndarray[Any, Any]
-    ) -> jax.Array | HostRows | np.ndarray[Any, Any]:
+    def ready(self, position: int, leaf: HostRows | np.ndarray[Any, Any]) -> Argument:
         """Return a batch leaf as `run` takes it soonest: on its devices, if a step reads it whole.
 
         No other process takes part.

@@ -6,14 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import jax
 import numpy as np
-from jax import Array
 
 from meshwise.resharding.route import Cut, Move, Signal
 from meshwise.resharding.tiles import Box, overlap
-from meshwise.runtime.host_rows import HostRows
-from meshwise.runtime.placement import Argument
 
 # A jitted function of tiles on one device.
 Program: TypeAlias = Callable[..., Any]
@@ -97,34 +93,6 @@ class Copies:
     shards: tuple[int, ...]
     shared: tuple[int, ...]
     passed_on: tuple[int, ...]
-
-
-def rows_of(value: Argument, rows: Rows | None) -> Argument:
-    """Return rows of what this process has.
-
-    Args:
-        value: Something with a dim of rows.
-        rows: The rows; None: all.
-    """
-    if rows is None:
-        return value
-    if isinstance(value, HostRows):
-        return value.between(rows.start, rows.stop)
-    assert isinstance(value, (jax.Array, np.ndarray))
-    return value[(*[slice(None)] * rows.dim, slice(rows.start, rows.stop))]
-
-
-def shape_of_rows(value: Array, rows: Rows | None) -> tuple[int, ...]:
-    """Return the shape of rows of an array.
-
-    Args:
-        value: The array.
-        rows: The rows; None: all.
-    """
-    shape = list(value.shape)
-    if rows is not None:
-        shape[rows.dim] = rows.stop - rows.start
-    return tuple(shape)
 
 
 def part_of(box: Box, wanted: Box | None) -> Box:

@@ -44,8 +44,6 @@ from meshwise.runtime.transports.copies import (
     SourceTile,
     part_of,
     parts_of_signal,
-    rows_of,
-    shape_of_rows,
     values_taken,
 )
 from meshwise.runtime.transports.joined_pieces import joined
@@ -112,10 +110,9 @@ class TileCopier:
             TransportError: part of the array is in another process, and there is no way there.
             DataError: rows that lie on devices of this process are not in it.
         """
-        if not isinstance(value, jax.Array) or (
-            self._transport is not None and not self.is_part(value)
-        ):
-            return self._put_host(rows_of(value, rows), sharding, own_memory=own_memory)
+        is_part = self._transport is None or self.is_part(value)
+        if not isinstance(value, jax.Array) or not is_part:
+            return self._put_host(_taken(value, rows), sharding, own_memory=own_memory)
         if rows is None and value.sharding == sharding and not own_memory:
             return value
         if label is None:
@@ -124,7 +121,7 @@ class TileCopier:
             return self._put_keys(
                 value, sharding, rows, own_memory=own_memory, label=label, sending=sending
             )
-        shape = shape_of_rows(value, rows)
+        shape = _shape(value, rows)
         if not math.prod(shape):
             # Nothing to move, and no reason to wait.
             return placed([np.zeros(shape, value.dtype)], [sharding])[0]
@@ -145,13 +142,6 @@ class TileCopier:
                 found[n] = jnp.copy(found[n])
         whole = jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding)
         return array_of(whole, found)
-
-    def _put_host(self, value: Argument, sharding: NamedSharding, *, own_memory: bool) -> Array:
-        """Return what this process has of an array, or the whole array, in a sharding."""
-        if not sharding.is_fully_addressable:
-            return placed([value], [sharding])[0]
-        given = value.whole() if isinstance(value, HostRows) else value
-        return jax.device_put(given, sharding, may_alias=False if own_memory else None)
 
     def is_part(self, value: Argument) -> bool:
         """Return whether a process of a job has only its part of a value, or nothing.
@@ -186,6 +176,13 @@ class TileCopier:
         if self._transport is not None:
             self._transport.abandon(error)
 
+    def _put_host(self, value: Argument, sharding: NamedSharding, *, own_memory: bool) -> Array:
+        """Return what this process has of an array, or the whole array, in a sharding."""
+        if not sharding.is_fully_addressable:
+            return placed([value], [sharding])[0]
+        given = value.whole() if isinstance(value, HostRows) else value
+        return jax.device_put(given, sharding, may_alias=False if own_memory else None)
+
     def _put_keys(
         self,
         value: Array,
@@ -198,7 +195,7 @@ class TileCopier:
     ) -> Array:
         if self._transport is None:
             # `device_put` shares memory on devices of both sides, whatever it is told.
-            given = jnp.copy(value) if own_memory and rows is None else rows_of(value, rows)
+            given = jnp.copy(value) if own_memory and rows is None else _taken(value, rows)
             return jax.device_put(given, sharding)
         spec = jax.ShapeDtypeStruct(value.shape, value.dtype)
         numbers = jax.eval_shape(jax.random.key_data, spec)
@@ -214,7 +211,7 @@ class TileCopier:
         )
         if found.addressable_shards:
             return jax.random.wrap_key_data(found, impl=str(jax.random.key_impl(value)))
-        shape = shape_of_rows(value, rows)
+        shape = _shape(value, rows)
         return array_of(jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding), [])
 
     def _carry_out(
@@ -293,7 +290,7 @@ class TileCopier:
         wanted = None if rows is None else rows.box(value.shape)
         whole = boxes_of(value.sharding, value.shape)
         there = {d: p for d, box in whole.items() if num_elements(p := part_of(box, wanted))}
-        boxes = there, boxes_of(sharding, shape_of_rows(value, rows))
+        boxes = there, boxes_of(sharding, _shape(value, rows))
         devices = tuple(dict.fromkeys(itertools.chain(*boxes)))
         number = {d: n for n, d in enumerate(devices)}
         source, destination = ({number[d]: box for d, box in side.items()} for side in boxes)
@@ -404,3 +401,21 @@ class TileCopier:
             return joined(list(zip(places, pieces, strict=True)))
 
         return self._programs.setdefault(("join", places), jax.jit(join))
+
+
+def _taken(value: Argument, rows: Rows | None) -> Argument:
+    """Return rows of what this process has."""
+    if rows is None:
+        return value
+    if isinstance(value, HostRows):
+        return value.between(rows.start, rows.stop)
+    assert isinstance(value, (jax.Array, np.ndarray))
+    return value[(*[slice(None)] * rows.dim, slice(rows.start, rows.stop))]
+
+
+def _shape(value: Array, rows: Rows | None) -> tuple[int, ...]:
+    """Return the shape of rows of an array."""
+    shape = list(value.shape)
+    if rows is not None:
+        shape[rows.dim] = rows.stop - rows.start
+    return tuple(shape)
