@@ -30,6 +30,11 @@ def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
         ),
         pytest.param((4, 4), ["device_put:small:3"], marks=pytest.mark.slow),
         pytest.param(
+            (4, 4),
+            ["device_put:rows:4", "device_put:parts:3", "device_put:parts:4"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             (3, 3, 2), ["device_put:small:34", "device_put:any:15"], marks=pytest.mark.slow
         ),
     ],
