@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import meshwise as mw
 from hosts.joined import join
@@ -44,12 +44,34 @@ def other_shapes(process: int) -> None:
     step = mw.parallelize(step_with(0.1))
     batch = {"x": np.ones((4 + 4 * process, 8), np.float32)}
     with pytest.raises(
-        DataError, match=r"different rows of .*\['x'\] .* float32\[4, 8\] .* in process"
+        DataError, match=r"different values of .*\['x'\] .* float32\[4, 8\] .* in process"
     ):
         step(STATE, batch)
     state = {"w": STATE["w"].astype(np.float16 if process else np.float32)}
     with pytest.raises(ClusterError, match="the type of the arguments is"):
+        step.plan(jax.eval_shape(lambda: state), BATCH)
+
+
+def other_state(process: int) -> None:
+    step = mw.parallelize(step_with(0.1))
+    state = {"w": np.full((8, 8), process, np.float32)}
+    with pytest.raises(DataError, match=r"different values of .*\['w'\] to .* in process 1"):
         step(state, BATCH)
+
+
+def other_places(process: int) -> None:
+    mesh = Mesh(np.array(jax.local_devices()), ("x",))
+    state = jax.device_put(STATE, NamedSharding(mesh, PartitionSpec("x")))
+    step = mw.parallelize(step_with(0.1))
+    with pytest.raises(DataError, match=r"on devices \[0, 1\] in process 0, .* in process 1"):
+        step(state, BATCH)
+
+
+def uneven_rows(process: int) -> None:
+    for rows in ((4, 4), (2, 2)):
+        mw.host_batch({"x": np.ones((rows[process], 8), np.float32)})
+    with pytest.raises(DataError, match="different parts: rows.* in process 0, .* in process 1"):
+        mw.host_batch({"x": np.ones((2 + 2 * process, 8), np.float32)})
 
 
 def another_step(process: int) -> None:
@@ -119,6 +141,9 @@ def nothing_sent(process: int) -> None:
 CASES = (
     other_code,
     other_shapes,
+    other_state,
+    other_places,
+    uneven_rows,
     another_step,
     no_plan,
     too_few_devices,

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from meshwise.api.arguments import Binding, Call
-from meshwise.api.same_rows import batch_leaves
+from meshwise.api.same_arguments import batch_leaves
 from meshwise.errors import DataError
 from meshwise.hosts.data.loader import BatchUse, Loader, LoaderOptions
 from meshwise.hosts.data.sources import Leaf

@@ -31,7 +31,7 @@ from meshwise.api.init_state import (
     zeros_of_spec,
 )
 from meshwise.api.job_planning import plan_in_job
-from meshwise.api.same_rows import batch_leaves, check_same_rows
+from meshwise.api.same_arguments import argument_leaves, check_same_arguments, named_leaves
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
@@ -142,10 +142,11 @@ class ParallelStep(PlannedStep):
         return jax.tree.unflatten(fitting.out_tree, out)
 
     def _compare(self, key: Hashable, binding: Binding, call: Call) -> None:
-        """Compare the batch of the first call of its kind with that of other processes."""
+        """Compare the arguments of the first call of its kind with those in other processes."""
         job = self._job()
         if job is not None and key not in self._compared:
-            check_same_rows(job, self._options.name, list(batch_leaves(binding, call)))
+            leaves = list(argument_leaves(binding, call))
+            check_same_arguments(job, self._options.name, leaves)
             self._compared.add(key)
 
     @property
@@ -230,6 +231,9 @@ class ParallelStep(PlannedStep):
                 "step.init(create_state, key, batch)"
             )
         fun_args, others = split_init_args(fun, args)
+        if (job := self._job()) is not None:
+            given_leaves = named_leaves(f"an argument of {step_name(fun)}", fun_args)
+            check_same_arguments(job, f"init of {self._options.name}", list(given_leaves))
         for position, argument in enumerate(fun_args):
             label = f"argument {position} of {step_name(fun)}"
             jax.tree.map(partial(abstract, where=label), argument)

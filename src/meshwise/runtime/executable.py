@@ -35,6 +35,9 @@ from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.spmd.program import concrete_mesh, shardings
 from meshwise.trace.step import TracedStep
 
+# Said beside a failure in a job, which may come from another process.
+SEE_OTHERS = "another process of the job may have failed or ended before; see what it printed"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executable:
@@ -116,7 +119,11 @@ class Executable:
         given = without_repeats(leaves, self.traced.donated)
         if self.copier is None:
             return jax.device_put(list(given), list(self.in_shardings))
-        return [self.copier.put(x, s) for x, s in zip(given, self.in_shardings, strict=True)]
+        try:
+            return [self.copier.put(x, s) for x, s in zip(given, self.in_shardings, strict=True)]
+        except BaseException as error:
+            self.copier.abandon(error)
+            raise
 
     def run(self, leaves: Sequence[Argument]) -> list[jax.Array]:
         """Run a step.
@@ -142,6 +149,7 @@ class Executable:
         except BaseException as error:  # A failure of any kind, Ctrl-C too.
             if self.copier is not None:
                 self.copier.abandon(error)
+                error.add_note(SEE_OTHERS)
             donated = [leaves[position] for position in self.traced.donated]
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in donated)
             if lost:
@@ -187,6 +195,7 @@ def compile_step(
     plan: Plan,
     devices: Sequence[Device] | None = None,
     job: Job | None = None,
+    copier: TileCopier | None = None,
 ) -> Executable:
     """Lower and compile a planned step.
 
@@ -196,6 +205,7 @@ def compile_step(
         devices: At least as many devices as the plan's mesh has; by default those of the job, or
             of this process.
         job: The processes that run the step together; None: this process alone.
+        copier: Brings arrays of the job to the mesh; None: one of its own.
 
     Raises:
         ClusterError: the plan needs more devices than there are.
@@ -207,7 +217,8 @@ def compile_step(
     start = time.perf_counter()
     mesh = concrete_mesh(plan.mesh, devices[:count])
     compiled = compile_decided(traced, plan.decision, plan.mesh, mesh, job)
-    copier = None if job is None else TileCopier(transport_of(job))
+    if copier is None and job is not None:
+        copier = TileCopier(transport_of(job))
     places = shardings([use.layout for use in plan.decision.outputs], mesh)
     return Executable(
         traced=traced,

@@ -169,8 +169,9 @@ def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExe
         concrete_mesh(mesh, devices[first : first + mesh.num_devices])
         for mesh, first in found.meshes
     ]
+    copier = TileCopier(None if job is None else transport_of(job))
     stages = tuple(
-        compile_step(step, alone, tuple(concrete[part.stage].devices.flat), job)
+        compile_step(step, alone, tuple(concrete[part.stage].devices.flat), job, copier)
         for step, alone, part in zip(found.steps, found.plans, found.cut.stages, strict=True)
     )
     shardings = [
@@ -180,7 +181,6 @@ def compile_forward(found: FollowedStages, job: Job | None = None) -> ForwardExe
         )
         for home in found.homes
     ]
-    copier = TileCopier(None if job is None else transport_of(job))
     return ForwardExecutable(
         plan=found.plan,
         cut=found.cut,

@@ -207,8 +207,8 @@ def run_training(
         build: Parallelises the step.
         listener: Is told what happens.
         should_stop: Asked after each step; when true, the run saves and ends early.
-        job: The processes that train together, of which process 0 writes the summary and decides
-            when to stop; None: this process alone.
+        job: The processes that train together, of which process 0 writes the summary; None:
+            this process alone.
         follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
 
     Returns:
@@ -264,8 +264,8 @@ def run_training(
 
 
 def _stops_all(job: Job, should_stop: Callable[[], bool]) -> bool:
-    """Return what process 0 says, so that all processes stop after the same step."""
-    return job.from_first("whether to stop", lambda: str(should_stop())) == str(True)
+    """Return whether any process was asked to stop: all stop after the same step."""
+    return str(True) in job.exchange("whether to stop", str(should_stop()))
 
 
 def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainSummary:

@@ -50,7 +50,7 @@ def test_one_mesh_over_two_processes() -> None:
     assert all(each["kinds"] == ["ArrayImpl"] for each in whole)
     assert_refused(dims, "does not fit the tree of the rows, PyTreeDef({'x': *})")
     assert all("that dim 2 of rows is the batch" in each["dim"] for each in dims)
-    assert_refused(different, "processes pass different rows of argument 1 (batch)['x']")
+    assert_refused(different, "processes pass different values of argument 1 (batch)['x']")
     assert_refused(different, "in process 0", "in process 1", "step.loader", "mw.host_batch")
     assert all(each["seconds"] < 30 for each in different)
     assert_refused(unequal, "float64[2, 3]", "in process 0, float64[3, 3]")
@@ -78,7 +78,7 @@ def test_a_pipeline_over_two_processes() -> None:
         {"x": [], "y": [[0, 8]]},
     ]
     assert all(each["kinds"] == ["HostRows", "ndarray"] for each in whole)
-    assert_refused(different, "processes pass different rows of argument 1 (batch)['x']")
+    assert_refused(different, "processes pass different values of argument 1 (batch)['x']")
 
 
 @pytest.mark.slow

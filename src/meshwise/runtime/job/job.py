@@ -62,10 +62,13 @@ class Job:
         turn = self._turn()
         self._say(turn, topic, text)
         deadline = time.monotonic() + patience_s
-        return [
+        found = [
             text if other == self.process else self._heard(turn, other, topic, deadline)
             for other in range(self.num_processes)
         ]
+        # All have come here, so all have read what was said before.
+        self.store.key_value_delete(_key(turn - 1, self.process))
+        return found
 
     def from_first(self, topic: str, make: Callable[[], str]) -> str:
         """Return a text that process 0 makes; the others wait for it as long as it takes.

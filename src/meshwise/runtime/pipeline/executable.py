@@ -26,6 +26,7 @@ from meshwise.runtime.donation import (
     without_repeats,
     without_shared_memory,
 )
+from meshwise.runtime.executable import SEE_OTHERS
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.host_rows import HostRows, Span, merged
 from meshwise.runtime.job.job import Job
@@ -154,6 +155,8 @@ class PipelineExecutable:
             lost = sum(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
             if lost:
                 raise state_lost(lost, error) from error
+            if self.pipeline.job is not None:
+                error.add_note(SEE_OTHERS)
             if isinstance(error, jax.errors.JaxRuntimeError):
                 if self.pipeline.transport is not None:
                     self.pipeline.transport.check()

@@ -192,7 +192,7 @@ class PipelineStep:
             rows=self.pipeline.rows_of(load),
             is_donated=is_donated,
             is_overwritten=load.number in self.pipeline.state,
-            label=f"buffer {load.buffer} of mesh {mesh} at the begin of {self.label}",
+            label=f"buffer {load.buffer} of mesh {mesh} at the beginning of {self.label}",
         )
         return found if is_here else None
 
@@ -260,7 +260,10 @@ class PipelineStep:
         sent = array_of(spec.source, []) if value is None else value
         if sent.sharding != spec.destination:
             label = f"transfer {number} of {self.label}"
-            sent = self.pipeline.copier.put(sent, spec.destination, label=label)
+            # `program.verify` knows that it is not donated.
+            sent = self.pipeline.copier.put(
+                sent, spec.destination, is_overwritten=False, label=label
+            )
         if sent.addressable_shards:
             self.travelling[number] = sent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -142,7 +143,9 @@ def _totals(layers: Sequence[CompiledLayer], job: Job) -> tuple[int, ...]:
     programs = [program for layer in layers for program in layer.parts.programs]
     mine = {n: device_peak_bytes(p.run) for n, p in enumerate(programs) if p.executable is not None}
     told: dict[int, int] = {}
-    for text in job.exchange("the memory of the programs", json.dumps(mine)):
+    # Others may compile for long; a process that ends takes this one along.
+    texts = job.exchange("the memory of the programs", json.dumps(mine), patience_s=math.inf)
+    for text in texts:
         told.update((int(n), num_bytes) for n, num_bytes in json.loads(text).items())
     return tuple(told[n] for n in range(len(programs)))
 

@@ -92,7 +92,7 @@ class _Measured:
             self.seen.meshes[m].memory.append(MemoryStep(0.0, sum(self.bytes[m].values())))
         if pipeline.job is not None:
             # The clocks of all processes start together.
-            pipeline.job.exchange("the begin of a measured step", label)
+            pipeline.job.exchange("the beginning of a measured step", label)
         self.start = time.perf_counter()
 
     def now(self) -> float:

@@ -20,7 +20,7 @@ class MeshSeen:
     Attributes:
         events: Its programs, in order.
         waits: For each transfer that it received its number, and the begin and the end of the wait
-            for it, in seconds from the begin of the step.
+            for it, in seconds from the beginning of the step.
         memory: The bytes of its buffers on one device over time.
     """
 
@@ -35,7 +35,7 @@ class Seen:
 
     Attributes:
         meshes: What its meshes did, by number.
-        sent_s: When each transfer that it sent began, in seconds from the begin of the step.
+        sent_s: When each transfer that it sent began, in seconds from the beginning of the step.
         arrived_s: When each transfer that it received was there.
         end_s: When the process was done.
     """

@@ -100,10 +100,11 @@ class SocketTransport:
     def _connection(self, peer: int) -> Any:
         """Return the connection to what another process sends from; it is waited for."""
         if peer not in self._connections:
+            # The other one may wait for the address of this one, too.
+            server = self._server(peer)
             name = f"{self._name} to {self.process}"
             address = self._job.published(name, peer, patience_s=self._patience_s)
-            # A connection needs a server, which may be that to any process.
-            self._connections[peer] = self._server(peer).connect(address)
+            self._connections[peer] = server.connect(address)
         return self._connections[peer]
 
     def _pull(self, passage: Passage, label: str) -> Array:
@@ -121,7 +122,13 @@ class SocketTransport:
             raise self._failure
 
     def abandon(self, error: BaseException) -> None:
-        """Do nothing: what the next steps send has names of its own."""
+        """Refuse what comes after a failure: what was counted may differ from other processes."""
+        if self._failure is None:
+            self._failure = TransportError(
+                f"process {self.process} failed in an earlier step ({type(error).__name__}: "
+                f"{error}), and may have come apart from the others; start the job again from the "
+                "last checkpoint"
+            )
 
     def watch(self) -> None:
         """Look once whether what is waited for has come; break connections that wait too long."""
@@ -129,7 +136,7 @@ class SocketTransport:
         with self._lock:
             for peer in list(self._latest.keys() | self._watched.keys()):
                 waiting = self._watched.get(peer) or self._latest.pop(peer)
-                if waiting.array.is_deleted() or waiting.array.is_ready():
+                if _is_there(waiting.array):
                     self._watched.pop(peer, None)
                 elif now - waiting.since_s < self._patience_s:
                     self._watched[peer] = waiting
@@ -140,6 +147,13 @@ class SocketTransport:
                         "that process does, or whether it still runs"
                     )
                     self._connections.pop(peer)._poison_connection()
+
+
+def _is_there(array: Any) -> bool:
+    try:
+        return array.is_deleted() or array.is_ready()
+    except RuntimeError:  # It was donated in between.
+        return True
 
 
 def own_address(coordinator: str) -> str:

@@ -84,7 +84,7 @@ class TileCopier:
         *,
         rows: Rows | None = None,
         own_memory: bool = False,
-        is_overwritten: bool = False,
+        is_overwritten: bool = True,
         label: str | None = None,
         sending: Sending | None = None,
     ) -> Array:
@@ -100,8 +100,8 @@ class TileCopier:
             sharding: Where it goes; devices may be on both sides.
             rows: Those that go; None for all.
             own_memory: Whether the result shares no memory with `value`; else it may be `value`.
-            is_overwritten: Whether `value` may be donated before another process has what is sent
-                to it, which is then a copy.
+            is_overwritten: Whether `value` may be donated or deleted before another process has
+                what is sent to it, which is then a copy.
             label: What it is: tells it from all others that pass between the same processes; None:
                 it is counted, and every process makes such calls in the same order.
             sending: How it passes between hosts; None: each tile crosses once.

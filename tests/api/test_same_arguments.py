@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.api.same_rows import check_same_rows
+from meshwise.api.same_arguments import check_same_arguments
 from meshwise.errors import DataError
 from meshwise.runtime.host_rows import HostRows
 from meshwise.runtime.job.job import Job
@@ -29,7 +29,7 @@ class Other:
 
 def told(value: Any) -> str:
     job = Recorder()
-    check_same_rows(cast(Job, job), "step", [("x", value)])
+    check_same_arguments(cast(Job, job), "step", [("x", value)])
     return job.said
 
 
@@ -55,13 +55,13 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=str)
 def test_the_same_batch_passes_and_another_does_not(value: Any) -> None:
-    check_same_rows(cast(Job, Other(told(value))), "step", [("x", value)])
+    check_same_arguments(cast(Job, Other(told(value))), "step", [("x", value)])
     other = np.full((2, 3), 7.0)
-    with pytest.raises(DataError, match="pass different rows of x to step: .* in process 0, .* in"):
-        check_same_rows(cast(Job, Other(told(other))), "step", [("x", value)])
+    with pytest.raises(DataError, match="different values of x to step: .* in process 0, .* in"):
+        check_same_arguments(cast(Job, Other(told(other))), "step", [("x", value)])
 
 
 def test_rows_of_a_loader_are_not_compared() -> None:
     rows = HostRows((4, 2), np.float32, dim=0, pieces=())
     assert json.loads(told(rows)) == {}
-    check_same_rows(cast(Job, Other(told(np.ones(3)))), "step", [("x", rows)])
+    check_same_arguments(cast(Job, Other(told(np.ones(3)))), "step", [("x", rows)])
