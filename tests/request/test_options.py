@@ -132,13 +132,14 @@ def message(error: pytest.ExceptionInfo[Any]) -> str:
             {"cluster": 8},
             ClusterError,
             "cluster is 8; pass a mw.Cluster, as mw.Cluster.virtual('8x p3.16xlarge'), or None "
-            "for the devices of this process",
+            "for the devices of this process, or of all processes of its job",
         ),
         (
             {"cluster": mw.Cluster},
             ClusterError,
             "cluster is the class Cluster; pass a mw.Cluster, as "
-            "mw.Cluster.virtual('8x p3.16xlarge'), or None for the devices of this process",
+            "mw.Cluster.virtual('8x p3.16xlarge'), or None for the devices of this process, "
+            "or of all processes of its job",
         ),
     ],
 )

@@ -92,5 +92,5 @@ def check_cluster(cluster: object) -> spec.ClusterSpec:
     what = f"the class {cluster.__name__}" if isinstance(cluster, type) else f"{cluster!r:.60}"
     raise ClusterError(
         f"cluster is {what}; pass a mw.Cluster, as mw.Cluster.virtual('8x p3.16xlarge'), or None "
-        "for the devices of this process"
+        "for the devices of this process, or of all processes of its job"
     )

@@ -1,4 +1,4 @@
-"""A step as a compiled pipeline on the devices of this process: flat arrays in and out."""
+"""A step as a compiled pipeline, on devices of this process or of a job: flat arrays in and out."""
 
 from __future__ import annotations
 
