@@ -134,8 +134,10 @@ class Executable:
             ValueError: in a job, arguments have other shapes or dtypes, or do not lie where the
                 step wants them: `place` moves them in all processes.
         """
-        if self.copier is not None and not self._lie_there(leaves):
-            raise ValueError("arguments lie elsewhere")
+        if self.copier is not None:
+            leaves = self._with_host_leaves_placed(leaves)
+            if not self._lie_there(leaves):
+                raise ValueError("arguments lie elsewhere")
         check_outcome(leaves[i] for i in self.traced.donated)
         if self.handover.is_whole(leaves):
             check_alive([leaves[i] for i in self.kept], self._names(self.kept))
@@ -162,6 +164,18 @@ class Executable:
             assert self.copier is not None
             return self.every_process.readable(results, self.copier)
         return results
+
+    def _with_host_leaves_placed(self, leaves: Sequence[Argument]) -> list[Argument]:
+        """Return the arguments, those of the host on its devices; no other process takes part."""
+        return [
+            placed([leaf], [sharding])[0]
+            if isinstance(leaf, (np.ndarray, HostRows))
+            and (leaf.shape, leaf.dtype) == (aval.shape, aval.dtype)
+            else leaf
+            for leaf, aval, sharding in zip(
+                leaves, self.traced.in_avals, self.in_shardings, strict=True
+            )
+        ]
 
     def _lie_there(self, leaves: Sequence[Argument]) -> bool:
         """Return whether the step takes all arguments as they lie; the same in all processes."""
