@@ -20,7 +20,7 @@ def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
     ("devices", "cases"),
     [
         ((4, 4), ["small:3", "small:4", "rows:4", "parts:3"]),
-        # A job of this kind hangs now and then on a loaded machine, about one of ten: not known why.
+        # On a loaded machine about one of ten jobs of this kind hangs; it is not known why.
         pytest.param(
             (3, 3, 2), ["small:19", "rows:4", "device_put:small:28"], marks=pytest.mark.slow
         ),
