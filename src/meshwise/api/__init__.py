@@ -1,5 +1,5 @@
-"""What users call: `parallelize`, `ParallelStep`, and the cluster of this process.
+"""What users call: `parallelize`, `ParallelStep`, and the cluster of this process or job.
 
-Others use `parallelize`, `parallel_step.ParallelStep` and `local_cluster.Cluster`; all else here
+Others use `parallelize`, `parallel_step.ParallelStep` and `cluster.Cluster`; all else here
 takes calls apart and keeps what was planned and compiled.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.errors import DataError
 from meshwise.runtime.host_rows import HostRows
-from meshwise.runtime.job.agreement import differences
+from meshwise.runtime.job.agreement import disagreement
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.runtime.placement import placed
 
@@ -108,8 +107,7 @@ def _is_none(value: object) -> bool:
 def _check_equal(job: Job, facts: tuple[tuple[str, str], ...]) -> None:
     """Compare shapes with the other processes: each knows its own, and not whether they are new."""
     topic = "a batch of mw.host_batch"
-    texts = job.exchange(topic, json.dumps(dict(facts)), patience_s=_PATIENCE_S)
-    found = differences([json.loads(text) for text in texts])
+    found = disagreement(job, topic, dict(facts), patience_s=_PATIENCE_S)
     if found:
         raise DataError(
             f"the processes give mw.host_batch different parts: {'; '.join(found)}. Each process "

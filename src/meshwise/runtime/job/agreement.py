@@ -23,13 +23,27 @@ def check_agreement(
     Raises:
         ClusterError: they differ; it names the processes and what differs, the same in each.
     """
-    texts = job.exchange(topic, json.dumps(dict(facts)), patience_s=patience_s)
-    found = differences([json.loads(text) for text in texts])
+    found = disagreement(job, topic, facts, patience_s=patience_s)
     if found:
         raise ClusterError(
             f"the processes do not agree on {topic}: {'; '.join(found)}. Start all of them with "
             "the same code, arguments and packages"
         )
+
+
+def disagreement(
+    job: Job, topic: str, facts: Mapping[str, str], *, patience_s: float = PATIENCE_S
+) -> list[str]:
+    """Return in what facts differ between processes, a text each; the same in each process.
+
+    Args:
+        job: The processes.
+        topic: What they are at, for messages.
+        facts: Texts by what they tell.
+        patience_s: How long a process waits for the others.
+    """
+    texts = job.exchange(topic, json.dumps(dict(facts)), patience_s=patience_s)
+    return differences([json.loads(text) for text in texts])
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
