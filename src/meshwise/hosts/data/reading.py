@@ -28,6 +28,9 @@ from meshwise.runtime.host_rows import HostRows, Span
 
 # How long a batch may take before the user is told.
 _TELL_EVERY_S = 60.0
+# A signal that comes just before a wait begins does not end it (Python looks for signals between
+# instructions only), so no wait is longer than this, and Ctrl-C takes no longer either.
+_LOOK_EVERY_S = 0.5
 # How long the end of the process waits for rows that are being read.
 _LEAVE_S = 3.0
 
@@ -119,7 +122,11 @@ class Reading:
         Raises:
             DataError: an example does not fit the batch; and whatever the source raises.
         """
-        while not self._done.wait(_TELL_EVERY_S):
+        tell_at = time.monotonic() + _TELL_EVERY_S
+        while not self._done.wait(_LOOK_EVERY_S):
+            if time.monotonic() < tell_at:
+                continue
+            tell_at += _TELL_EVERY_S
             warnings.warn(
                 f"the source has not given the rows of a batch for {_TELL_EVERY_S:.0f} s; see "
                 "whether it still reads",
