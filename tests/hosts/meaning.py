@@ -3,7 +3,7 @@
 Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  As `rows:3`
 each process gets the rows of the batch that its devices take, and no others; as `parts:3` an equal
 part of the rows, for `mw.host_batch`.  Before a case may stand the transport, as in
-`device_put:small:3`.
+`device_put:small:3`.  Cases take the strategies of transfers in turn, and small chunks.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from doubles.stage_choices import choices_of
 from hosts.joined import join
 from meshwise.hosts.data.host_batch import host_batch
 from meshwise.planner.pipeline import layers_of
+from meshwise.resharding.cross_mesh.sending import Sending
+from meshwise.resharding.cross_mesh.strategies import STRATEGIES
 from meshwise.runtime.host_rows import HostRows
 from meshwise.runtime.job.job import Job, TransportName, current_job
 from meshwise.runtime.pipeline.build import StageChoice
@@ -112,12 +114,12 @@ def own_parts(ends: Unstacked, leaves: list[Any]) -> list[Any]:
 
 
 def over_processes(
-    case: PipelineCase, step: Any, args: Any, job: Job, kind: str
+    case: PipelineCase, step: Any, args: Any, job: Job, kind: str, sending: Sending
 ) -> list[list[Any]]:
     """The same by a pipeline over the processes of the job."""
     statistics = "local" if case.model == "wide-resnet" else "exact"
     layers, _ = layers_of(step, args, {}, SIGNATURE, case.num_layers, statistics=statistics)
-    pipeline = make_pipeline(layers, _choices(layers, case, job), case.schedule, job)
+    pipeline = make_pipeline(layers, _choices(layers, case, job), case.schedule, job, sending)
     assert layers.ends is not None
     ends = StackedEnds(layers.ends, homes_of(pipeline), pipeline.copier)
     every_process = EveryProcess()
@@ -165,11 +167,11 @@ def _choices(layers: Layering, case: PipelineCase, job: Job) -> list[StageChoice
     return [replace(c, devices=tuple(devices[n] for n in c.devices)) for c in told]
 
 
-def check(case: PipelineCase, job: Job, kind: str) -> None:
+def check(case: PipelineCase, job: Job, kind: str, sending: Sending) -> None:
     """Compare every shard of this process with one device, and replicas with other processes."""
     with jax.enable_x64(case.model != "fp16"):
         step, args, expected = on_one_device(case)
-        found = over_processes(case, step, args, job, kind)
+        found = over_processes(case, step, args, job, kind, sending)
         for mine, theirs in zip(found, expected, strict=True):
             _check_replicas(mine, job)
             for n, ((array, shards), want) in enumerate(zip(mine, theirs, strict=True)):
@@ -219,6 +221,9 @@ if __name__ == "__main__":
         if transport:
             found = replace(found, transport=cast(TransportName, transport[0]))
         chosen = _CASES[kind](int(number))
-        check(chosen, found, kind)
-        print("passed", name, chosen, flush=True)  # noqa: T201 (for the test that reads it)
+        strategies = tuple(STRATEGIES)
+        # At this rate chunks are small.
+        sending = Sending(strategy=strategies[int(number) % len(strategies)], bytes_per_s=1e5)
+        check(chosen, found, kind, sending)
+        print("passed", name, chosen, sending, flush=True)  # noqa: T201 (for the test that reads it)
     jax.distributed.shutdown()

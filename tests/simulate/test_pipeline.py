@@ -336,4 +336,4 @@ def test_the_simulator_imports_nothing_of_the_planner():
     assert ours
     rooms = {name.split(".")[1] for name in ours}
     # A finished plan is numbers; what found it is in other rooms.
-    assert rooms <= {"errors", "cluster", "plan", "schedules", "simulate"}
+    assert rooms <= {"errors", "cluster", "plan", "resharding", "schedules", "simulate"}

@@ -32,6 +32,7 @@ from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
 from meshwise.schedules.registry import ALL, SEARCHED, choices, named
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
@@ -88,6 +89,13 @@ Examples:
     f"fastest by simulation. {' and '.join(s.choice for s in SEARCHED)} by default.",
 )
 @click.option(
+    "--transfers",
+    type=click.Choice(list(STRATEGIES)),
+    default=BROADCAST,
+    show_default=True,
+    help="How tensors pass between hosts from stage to stage.",
+)
+@click.option(
     "--remat",
     "remats",
     multiple=True,
@@ -141,6 +149,7 @@ def plan(
     counts: tuple[int, ...],
     stages: int | None,
     schedules: tuple[str, ...],
+    transfers: str,
     remats: tuple[Remat, ...],
     memory: int | None,
     statistics: Statistics,
@@ -179,6 +188,7 @@ def plan(
         num_microbatches=counts or None,
         num_stages=stages,
         schedules=tuple(dict.fromkeys(s for name in schedules for s in named(name))) or SEARCHED,
+        transfers=transfers,
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
         use_all_devices=use_all_devices,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.plan.counts.contents import Argument, DenseOperator
+from meshwise.resharding.between import Passing
 
 # What a backward pass computes again: nothing, all but dense products of weights, or all but what
 # enters the layer.
@@ -67,6 +68,9 @@ class Stage:
         forward_gather_s: Gathering the activation of one micro-batch that the stage before sends,
             not part of `forward_s`.
         backward_gather_s: The same of the cotangent that the next stage sends.
+        forward_passing: How much of what the stage before sends passes between hosts; None where it
+            passes once and comes in equal parts.
+        backward_passing: The same of what the next stage sends.
         once_s: Work that runs once a step: gradient synchronisation and update.
         resident_bytes: Held all the time.
         microbatch_bytes: Held for each micro-batch in flight.
@@ -91,6 +95,8 @@ class Stage:
     backward_s: float = 0.0
     forward_gather_s: float = 0.0
     backward_gather_s: float = 0.0
+    forward_passing: Passing | None = None
+    backward_passing: Passing | None = None
     once_s: float = 0.0
     resident_bytes: int
     microbatch_bytes: int = 0

@@ -154,6 +154,7 @@ def search_options(layers: Layering, step_flop: float, request: PipelineRequest)
         step_flop=step_flop,
         num_microbatches=request.num_microbatches,
         schedules=request.schedules,
+        transfers=request.transfers,
         remats=request.remats,
         memory_bytes=request.memory_bytes,
         use_all_devices=request.use_all_devices,

@@ -274,6 +274,7 @@ def _planned(
         costs,
         batch_size=layers.batch_size,
         step_flop=asked.options.step_flop,
+        transfers=asked.options.transfers,
         memory_bytes=asked.options.memory_bytes,
         tied=layers.tied_names(),
         cuts=layers.ranges,

@@ -30,8 +30,8 @@ Layouts: TypeAlias = dict[str, str]
 _SHOWN = {
     "step_time_s", "simulated_s", "exposed_s", "bubble_share", "peak_bytes", "device_flop",
     "step_flop", "collectives", "batch_size", "num_microbatches", "schedule", "hides_transfers",
-    "delays", "tried", "tied", "model", "cluster", "method", "objective", "gap", "space", "status",
-    "fingerprint", "stages",
+    "transfers", "delays", "tried", "tied", "model", "cluster", "method", "objective", "gap",
+    "space", "status", "fingerprint", "stages",
 }  # fmt: skip
 
 
@@ -85,7 +85,8 @@ def _cluster(plan: Plan) -> str:
 
 
 def _transfers(plan: Plan) -> str:
-    return "beside computation" if plan.hides_transfers else "stages wait"
+    way = f", {plan.transfers}" if plan.transfers else ""
+    return ("beside computation" if plan.hides_transfers else "stages wait") + way
 
 
 def _delays(plan: Plan) -> str:

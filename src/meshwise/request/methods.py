@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import ALL, choices
 
@@ -56,6 +57,9 @@ class Auto:
             which is planned as a whole and faster.
         schedule: The name of the pipeline's schedule, as `schedules.registry.choices` has it; "all"
             for the fastest of them by simulation.
+        transfers: How tensors pass between hosts from stage to stage: "broadcast" in chunks from
+            host to host, "send/recv", "local all-gather" or "global all-gather" (AlpaComm, section
+            3.1); none is faster than a broadcast.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
     """
@@ -64,10 +68,16 @@ class Auto:
     seed: int = 0
     stages: int | Literal["auto"] | None = None
     schedule: str = ONE_F_ONE_B.name
+    transfers: str = BROADCAST
     measure: bool = False
 
     def __post_init__(self) -> None:
         _check_solver_limits(self)
+        if self.transfers not in STRATEGIES:
+            raise PlanError(
+                f"Auto(transfers={self.transfers!r}): tensors pass between hosts by "
+                f"{', '.join(map(repr, STRATEGIES))}"
+            )
         if self.stages not in (None, "auto") and not _is_size(self.stages):
             raise PlanError(
                 f"Auto(stages={self.stages!r}): stages must be a whole number of at least 1, or "

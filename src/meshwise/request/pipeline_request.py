@@ -12,6 +12,7 @@ from meshwise.errors import PlanError
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.request.methods import Auto
 from meshwise.request.plan_request import PlanRequest
+from meshwise.resharding.cross_mesh.strategies import BROADCAST
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.registry import SEARCHED, named
 from meshwise.trace.step import Statistics
@@ -30,6 +31,8 @@ class PipelineRequest:
         num_microbatches: Values of B to try; None: powers of two.
         num_stages: Exactly so many; None: any number.
         schedules: To choose from.
+        transfers: How tensors pass between hosts from stage to stage, one of
+            `cross_mesh.strategies.STRATEGIES`.
         remats: To choose from.
         memory_bytes: Memory of a device, in bytes; None: what the cluster has.
         memory_share: How much of it stages are planned for; the plan names the whole memory.
@@ -46,6 +49,7 @@ class PipelineRequest:
     num_microbatches: tuple[int, ...] | None = None
     num_stages: int | None = None
     schedules: tuple[PipelineSchedule, ...] = SEARCHED
+    transfers: str = BROADCAST
     remats: tuple[Remat, ...] = (REMATS[0], REMATS[-1])
     memory_bytes: int | None = None
     memory_share: float = 1.0
@@ -83,6 +87,7 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         num_microbatches=None if count == "auto" else (count,),
         num_stages=None if method.stages == "auto" else method.stages,
         schedules=named(method.schedule),
+        transfers=method.transfers,
         memory_bytes=request.memory_bytes,
         statistics=request.statistics,
         pins=request.pins,

@@ -1,16 +1,81 @@
-"""What a mesh does with a tensor that another mesh sent: it gathers the copies.
+"""What a tensor takes on its way to another mesh: what passes, and what is gathered there.
 
-Each device is sent an equal part of its tile, so that the tensor passes once, and devices with the
-same tile put it together among themselves.
+Where each byte passes once, each device is sent an equal part of its tile, and devices with the
+same tile put it together among themselves.  Strategies (`cross_mesh.strategies`) differ in how much
+of that is done inside hosts.
 
-Source: Alpa section 6 (local all-gather); docs/facts.md section 3.
+Source: Alpa section 6 (local all-gather); AlpaComm section 3.1; docs/facts.md section 3.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from typing import NamedTuple
+
 from meshwise.cluster.collectives import ALL_GATHER, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, num_parts, used_axes
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, GLOBAL_GATHERED, SEND_RECV
+
+
+class Passing(NamedTuple):
+    """How much passes between hosts, in parts of the bytes of a tensor.
+
+    Attributes:
+        sent: What the hosts that have it send, all together; above 1 if it passes more than once.
+        received: What comes into the host that gets most, from wherever.
+    """
+
+    sent: float
+    received: float
+
+
+class Arrival(NamedTuple):
+    """What a tensor takes.
+
+    Attributes:
+        passing: What passes between hosts.
+        gather_s: Seconds in which devices of the destination gather it among themselves.
+    """
+
+    passing: Passing
+    gather_s: float
+
+
+def arrival(
+    num_bytes: int, layout: Layout, mesh: LogicalMesh, num_hosts: int, strategy: str
+) -> Arrival:
+    """Return what a tensor takes that comes from other hosts by a strategy.
+
+    Args:
+        num_bytes: Bytes of the whole tensor.
+        layout: Its layout on the destination, nothing partial.
+        mesh: The destination; its devices are those of one host after another.
+        num_hosts: Hosts of the destination, all with as many devices.
+        strategy: One of `strategies.STRATEGIES`.
+    """
+    per_host = mesh.num_devices // num_hosts
+    tile = 1 / num_parts(layout, mesh.sizes)
+    if strategy == GLOBAL_GATHERED:
+        return Arrival(Passing(1.0, 1 / num_hosts), gather_s(num_bytes, layout, mesh))
+    if strategy == SEND_RECV:
+        received = per_host * tile
+        return Arrival(Passing(num_hosts * received, received), 0.0)
+    received = _tiles_of_host(layout, mesh.sizes, per_host) * tile
+    sent = 1.0 if strategy == BROADCAST else num_hosts * received
+    inside = tuple(
+        axis for axis in copied_axes(layout, mesh) if per_host % math.prod(mesh.sizes[axis:]) == 0
+    )
+    return Arrival(Passing(sent, received), gather_s(num_bytes, layout, mesh, inside))
+
+
+def _tiles_of_host(layout: Layout, sizes: tuple[int, ...], per_host: int) -> int:
+    """Return how many different tiles the devices of a host have, of the host that has most."""
+    split = sorted(used_axes(layout))
+    places = itertools.product(*map(range, sizes))
+    tiles = [tuple(place[axis] for axis in split) for place in places]
+    return max(len(set(tiles[n : n + per_host])) for n in range(0, len(tiles), per_host))
 
 
 def gather_s(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from meshwise.cluster.spec import ClusterSpec
+from meshwise.resharding.between import Passing
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.flows import flows_between, host_links
 from meshwise.simulate.pipeline import simulate_pipeline
@@ -35,6 +36,9 @@ class Chunk:
         temporary_bytes: Bytes on top of that at the peak.
         forward_gather_s: Seconds to gather, before its forward pass, what another mesh sent.
         backward_gather_s: The same of a cotangent.
+        forward_passing: How much of what another mesh sends passes between hosts; None where it
+            passes once and comes in equal parts.
+        backward_passing: The same of a cotangent.
         weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
             for half of it.
         weight_bytes: Bytes held for each micro-batch between the two; None for `microbatch_bytes`.
@@ -48,6 +52,8 @@ class Chunk:
     temporary_bytes: float
     forward_gather_s: float = 0.0
     backward_gather_s: float = 0.0
+    forward_passing: Passing | None = None
+    backward_passing: Passing | None = None
     weight_s: float | None = None
     weight_bytes: float | None = None
 
@@ -87,8 +93,10 @@ def simulate_chunks(
         StageBoundary(
             source=k,
             destination=k + 1,
-            forward=flows_between(cluster, meshes[a], meshes[b], there),
-            backward=flows_between(cluster, meshes[b], meshes[a], back),
+            forward=flows_between(
+                cluster, meshes[a], meshes[b], there, chunks[k + 1].forward_passing
+            ),
+            backward=flows_between(cluster, meshes[b], meshes[a], back, chunks[k].backward_passing),
         )
         for k, ((a, b), (there, back)) in enumerate(
             zip(pairwise(places), crossing_bytes, strict=True)

@@ -61,6 +61,8 @@ def chunk_of(stage: Stage) -> Chunk:
         temporary_bytes=stage.temporary_bytes,
         forward_gather_s=stage.forward_gather_s,
         backward_gather_s=stage.backward_gather_s,
+        forward_passing=stage.forward_passing,
+        backward_passing=stage.backward_passing,
         weight_s=None if stage.weights is None else stage.weights.seconds,
         weight_bytes=None if stage.weights is None else stage.weights.held_bytes,
     )

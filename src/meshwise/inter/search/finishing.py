@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
+from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
 from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
 from meshwise.inter.layer_cost.arrivals import (
@@ -15,6 +17,7 @@ from meshwise.inter.layer_cost.arrivals import (
     arrival_works,
     planned_neighbours,
 )
+from meshwise.inter.layer_cost.boundary import primary
 from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
@@ -28,15 +31,17 @@ from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan, in_flight
 from meshwise.pieces.neighbours import CrossingNames, Neighbours
-from meshwise.pieces.piece import PieceGraph
+from meshwise.pieces.piece import Crossing, PieceGraph
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fingerprint import pipeline_fingerprint
 from meshwise.plan.fits import REPORT
-from meshwise.plan.places import device_memory_bytes
+from meshwise.plan.places import device_memory_bytes, placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.verify import verify_decision
+from meshwise.resharding.between import Arrival, arrival
+from meshwise.resharding.cross_mesh.strategies import BROADCAST
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.schedule import Schedule
@@ -134,12 +139,14 @@ class _Chosen:
         source: The layers.
         found: What the search found.
         costs: Its plans of layers.
+        transfers: How tensors pass between hosts.
         known: What a plan says of these layers.
     """
 
     source: NamedLayers
     found: FoundPipeline
     costs: VariantCosts
+    transfers: str
     known: _KnownLayers = field(default_factory=_KnownLayers)
 
     def placed(self, cluster: ClusterSpec) -> _Placed:
@@ -155,6 +162,7 @@ class _Chosen:
         schedule, count = problem.schedule, problem.num_microbatches
         table = schedule.table(len(first), count, len(set(first)))
         stages = tuple(self._stage(index, place) for index, place in enumerate(first))
+        stages = self._with_passing(stages, cluster)
         neighbours = planned_neighbours(
             stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
         )
@@ -178,6 +186,33 @@ class _Chosen:
         changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
         check_room(stages, table, changing)
         return _Placed(stages, table, delays, arrivals)
+
+    def _with_passing(self, stages: tuple[Stage, ...], cluster: ClusterSpec) -> tuple[Stage, ...]:
+        """Return the stages with what tensors take that come to them from other hosts.
+
+        The search takes each byte to pass once, and all copies to be gathered between devices; a
+        broadcast from as many hosts as it goes to takes as long.
+        """
+        found = list(stages)
+        hosts = [set(placed(stage, cluster).hosts) for stage in stages]
+        runs = [stage_plan(self.found, self.costs, span) for span in self.found.plan.stages]
+        for k, (left, right) in enumerate(pairwise(stages)):
+            if len(hosts[k] | hosts[k + 1]) == 1:
+                continue
+            ahead = primary(self._piece(self.found.plan.stages[k + 1], right.first_layer).entering)
+            back = primary(self._piece(self.found.plan.stages[k], left.last_layer).leaving)
+            if ahead is not None:
+                passing, gather_s = self._arrival(right, ahead, runs[k + 1].enters)
+                found[k + 1] = replace(
+                    found[k + 1], forward_passing=passing, forward_gather_s=gather_s
+                )
+            if back is not None:
+                passing, gather_s = self._arrival(left, back, runs[k].leaves)
+                found[k] = replace(found[k], backward_passing=passing, backward_gather_s=gather_s)
+        return tuple(found)
+
+    def _arrival(self, stage: Stage, what: Crossing, layout: Layout) -> Arrival:
+        return arrival(what.num_bytes, layout, stage.mesh, stage.submesh[0], self.transfers)
 
     def _with_waiting(
         self, stages: tuple[Stage, ...], neighbours: Neighbours, table: Schedule
@@ -212,6 +247,7 @@ class _Chosen:
             num_microbatches=count,
             schedule=schedule.table_name,
             hides_transfers=schedule.hides_transfers,
+            transfers=self.transfers if any(map(_passes, placed.stages)) else "",
             stages=placed.stages,
             step_time_s=found.plan.total_s,
             gap=_gap(found.plan),
@@ -332,6 +368,7 @@ def finished(
     *,
     batch_size: int,
     step_flop: float,
+    transfers: str = BROADCAST,
     memory_bytes: int | None = None,
     tied: Sequence[str] = (),
     cuts: Sequence[tuple[int, int]] = (),
@@ -345,6 +382,8 @@ def finished(
         costs: Its plans of layers.
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch.
+        transfers: How tensors pass between hosts from stage to stage, one of
+            `cross_mesh.strategies.STRATEGIES`.
         memory_bytes: Of a device, as it was asked for; None: what the cluster has.
         tied: Names of parameters that several layers read.
         cuts: First and last operator of each layer.
@@ -353,7 +392,7 @@ def finished(
         UnsearchedMemoryError: there is no room for what the search did not count.
         PlanError: the plan does not fit, which is an error of the planner.
     """
-    chosen = _Chosen(source=source, found=found, costs=costs)
+    chosen = _Chosen(source=source, found=found, costs=costs, transfers=transfers)
     schedule = found.problem.schedule
     placed = chosen.placed(cluster)
     timeline = simulate_stages(
@@ -383,6 +422,11 @@ def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, 
     for mesh in range(table.num_meshes):
         held |= held_on_mesh(table, mesh, sizes)
     return tuple(replace(stage, in_flight=held[k]) for k, stage in enumerate(stages))
+
+
+def _passes(stage: Stage) -> bool:
+    """Return whether anything comes to a stage from another host."""
+    return stage.forward_passing is not None or stage.backward_passing is not None
 
 
 def _extras(stage: Stage, arrivals: Sequence[ArrivalWork]) -> list[ArrivalBytes]:

@@ -19,6 +19,7 @@ from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.intra.options import IntraOptions
 from meshwise.kernels.arrays import Floats
 from meshwise.plan.stage import Remat
+from meshwise.resharding.cross_mesh.strategies import BROADCAST
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.registry import SEARCHED
 
@@ -38,6 +39,8 @@ class SearchOptions:
         step_flop: FLOP of the forward pass on the whole batch, for the scale of prices.
         num_microbatches: Values of B; None for powers of two, or the nearest divisors of the batch.
         schedules: To choose from.
+        transfers: How tensors pass between hosts from stage to stage, one of
+            `cross_mesh.strategies.STRATEGIES`.
         remats: To choose from.
         prices: Of memory, in steps for all that a device has.
         memory_bytes: Of a device; None for what the cluster has.
@@ -63,6 +66,7 @@ class SearchOptions:
     step_flop: float
     num_microbatches: tuple[int, ...] | None = None
     schedules: tuple[PipelineSchedule, ...] = SEARCHED
+    transfers: str = BROADCAST
     remats: tuple[Remat, ...] = ("none", "full")
     prices: tuple[float, ...] = PRICES
     memory_bytes: int | None = None

@@ -43,6 +43,8 @@ from meshwise.plan.padding import PaddedDim, Padding
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.rivals import MemoryPrice, Rival, Way
 from meshwise.plan.stage import REMATS, Layer, Stage, WeightGradients
+from meshwise.resharding.between import Passing
+from meshwise.resharding.cross_mesh.strategies import STRATEGIES
 
 FORMAT = "meshwise-plan"
 VERSION = 5
@@ -102,6 +104,7 @@ _DENSE = record(
     },
 )
 _WEIGHTS = record(WeightGradients, {"seconds": POSITIVE, "held_bytes": SIZE, "waiting": SIZE})
+_PASSING = record(Passing, {"sent": POSITIVE, "received": POSITIVE})
 _STAGE = record(
     Stage,
     {
@@ -125,7 +128,10 @@ _STAGE = record(
         "device_flop": POSITIVE,
         "dense": list_of(_DENSE),
         "weights": or_none(_WEIGHTS),
+        "forward_passing": or_none(_PASSING),
+        "backward_passing": or_none(_PASSING),
     },
+    optional=("forward_passing", "backward_passing"),
 )
 _COLLECTIVE = record(
     Collective,
@@ -176,6 +182,7 @@ _PLAN = {
     "num_microbatches": COUNT,
     "schedule": TEXT,
     "hides_transfers": FLAG,
+    "transfers": one_of(tuple(STRATEGIES)),
     "delays": list_of(SIZE),
     "simulated_s": POSITIVE,
     "bubble_share": NUMBER,
@@ -199,7 +206,7 @@ _PLAN = {
     "verified": TEXT,
 }
 # Left out where they are empty.
-_OPTIONAL = ("verified",)
+_OPTIONAL = ("verified", "transfers")
 
 
 def plan_to_json(plan: PlanRecord) -> str:

@@ -98,6 +98,7 @@ def _summary(plan: PlanRecord) -> list[str]:
         *mesh,
         ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
         *_simulated(plan),
+        *([("transfers", f"{plan.transfers} between hosts")] if plan.transfers else []),
         ("memory", f"{memory} on the worst device (predicted)"),
         *([("verified", plan.verified)] if plan.verified else []),
         ("dense work", f"{flop_text(plan.device_flop)} on the worst device"),

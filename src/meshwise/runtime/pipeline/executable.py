@@ -13,10 +13,12 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.program.names import StepResult
+from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.donation import (
     Handover,
@@ -253,7 +255,7 @@ def compile_pipeline(
         for stage, decided in zip(plan.stages, decisions, strict=True)
     ]
     schedule = plan.table()
-    pipeline = make_pipeline(layers, choices, schedule, job)
+    pipeline = make_pipeline(layers, choices, schedule, job, _sending(plan, plan.cluster))
     limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
     sizes = pipeline.specs.bytes_on_device()
     verify_memory(pipeline.program, sizes, [limits[m] for m in range(schedule.num_meshes)])
@@ -326,3 +328,12 @@ def homes_of(pipeline: Pipeline) -> tuple[NamedSharding | None, ...]:
             if isinstance(name.value, StepResult) and name.value.number in argument_of:
                 found[argument_of[name.value.number]] = shardings[place]
     return tuple(found)
+
+
+def _sending(plan: Plan, cluster: ClusterSpec) -> Sending | None:
+    """Return how tensors pass between hosts, with the rate of the slowest network card."""
+    if not plan.transfers:
+        return None
+    hosts = [cluster.host_at(number) for number in range(cluster.num_hosts)]
+    rate = min(host.nics_bytes_per_s for host in hosts)
+    return Sending(strategy=plan.transfers, bytes_per_s=rate)

@@ -23,6 +23,7 @@ from meshwise.program.instructions import (
     Send,
 )
 from meshwise.program.text import around
+from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.runtime.devices import array_of
 from meshwise.runtime.host_rows import HostRows, Span, merged, rows_on_devices
 from meshwise.runtime.job.job import Job
@@ -75,6 +76,7 @@ class Pipeline:
         job: The processes that run the step together; None where this one is alone.
         transport: The way to the others.
         copier: Moves arrays to meshes.
+        sending: How tensors pass between hosts from stage to stage; None: each tile once.
         commit: The number of instructions of all meshes before the first that overwrites the state.
     """
 
@@ -93,6 +95,7 @@ class Pipeline:
     job: Job | None
     transport: Transport | None
     copier: TileCopier
+    sending: Sending | None
     commit: int
 
     def run(
@@ -262,7 +265,11 @@ class PipelineStep:
             label = f"transfer {number} of {self.label}"
             # `program.verify` knows that it is not donated.
             sent = self.pipeline.copier.put(
-                sent, spec.destination, is_overwritten=False, label=label
+                sent,
+                spec.destination,
+                is_overwritten=False,
+                label=label,
+                sending=self.pipeline.sending,
             )
         if sent.addressable_shards:
             self.travelling[number] = sent

@@ -16,6 +16,7 @@ from meshwise.program.emit import emit
 from meshwise.program.instructions import PipelineProgram
 from meshwise.program.names import Gradient
 from meshwise.program.verify import verify_in_flight, verify_program
+from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.runtime.device_memory import device_peak_bytes
 from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.job.agreement import check_agreement
@@ -42,6 +43,7 @@ def make_pipeline(
     choices: Sequence[StageChoice],
     schedule: Schedule,
     job: Job | None = None,
+    sending: Sending | None = None,
 ) -> Pipeline:
     """Compile a pipeline; each process of a job compiles the programs that it takes part in.
 
@@ -50,6 +52,7 @@ def make_pipeline(
         choices: Its stages.
         schedule: Who runs what in which order.
         job: The processes whose devices they are; None: this process alone.
+        sending: How tensors pass between hosts from stage to stage; None: each tile once.
 
     Raises:
         ClusterError: the processes of the job have made different programs.
@@ -115,6 +118,7 @@ def make_pipeline(
         job=job,
         transport=transport,
         copier=copier,
+        sending=sending,
         commit=commit_point(program),
     )
 
