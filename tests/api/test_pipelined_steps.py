@@ -41,6 +41,11 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
     text = staged.explain(state, batch)
     assert text == plan.explain()
     assert "2 stages" in text
+    # The stages are on two hosts, as planned.
+    assert plan.transfers == "broadcast"
+    assert "broadcast between hosts" in text
+    assert plan.stages[1].forward_passing == (1.0, 1.0)
+    assert plan.stages[0].backward_passing == (1.0, 1.0)
     key = jax.random.key_data(state[2])
 
     def create(data: Any) -> Any:
@@ -67,7 +72,9 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
 def test_a_batch_of_another_size_is_planned_anew() -> None:
     step, (state, batch) = second_dim()
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    method = mw.Auto(stages=2, transfers="send/recv")
+    staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2)
+    assert staged.plan(state, batch).transfers == "send/recv"
     state, *_ = staged(state, batch)
     # Its rows would fill two micro-batches of the first batch, and leave one row over.
     odd = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), batch)

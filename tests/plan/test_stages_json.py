@@ -20,8 +20,18 @@ from meshwise.errors import PlanError
 from meshwise.graph.layout import layout_text
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import WeightGradients
+from meshwise.resharding.between import Passing
 
 PLAN = pipeline()
+
+
+def between_hosts(plan: Plan) -> Plan:
+    """The plan, as if its stages were on other hosts."""
+    first, *rest = plan.stages
+    first = replace(first, backward_passing=Passing(sent=1.0, received=0.5))
+    return replace(plan, transfers="broadcast", stages=(first, *rest))
+
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "plans"
 
 
@@ -32,8 +42,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "plans"
         pipeline(1, 1),
         pipeline(4, 16, "2x p4d.24xlarge", schedule="gpipe", model='<b>"&'),
         pipeline(2, 4, cpu_cluster(4)),
+        between_hosts(pipeline(2, 4, "2x p4d.24xlarge")),
     ],
-    ids=["two", "one", "hosts", "cpu"],
+    ids=["two", "one", "hosts", "cpu", "between hosts"],
 )
 def test_reads_back_equal_and_writes_equal_bytes(plan: Plan) -> None:
     text = plan.to_json()

@@ -190,6 +190,11 @@ def test_a_plan_is_not_a_method() -> None:
             "Auto(time_limit_s=0): the limit must be a positive number",
         ),
         (
+            lambda: mw.Auto(transfers="once"),
+            "Auto(transfers='once'): tensors pass between hosts by 'send/recv', 'local all-gather',"
+            " 'global all-gather', 'broadcast'",
+        ),
+        (
             lambda: mw.Auto(seed=1.5),  # type: ignore[arg-type]
             "Auto(seed=1.5): the seed must be a whole number from 0",
         ),
