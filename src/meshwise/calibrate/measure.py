@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -92,6 +93,7 @@ def calibrate(
     sizes: Sizes | None = None,
     memory_bytes: int | None = None,
     report: Report | None = None,
+    now: Callable[[], float] = time.perf_counter,
 ) -> Profile:
     """Measure devices of one kind that lie in one host.
 
@@ -101,6 +103,7 @@ def calibrate(
         sizes: What to measure; by default what suits the platform.
         memory_bytes: Memory of one device, where JAX does not say it.
         report: Is told of every measurement; None for nobody.
+        now: The clock; in a job one that its processes agree on.
 
     Returns:
         What was measured, and the host that the cost model reads.
@@ -118,7 +121,7 @@ def calibrate(
             "`meshwise calibrate --memory 16GB`"
         )
     sizes = sizes or (CPU_SIZES if first.platform == "cpu" else ACCELERATOR_SIZES)
-    found = _Measurement(devices, sizes, report or (lambda *_: None))
+    found = _Measurement(devices, sizes, report or (lambda *_: None), now)
     matmul, memory, collectives = found.matmul(), found.memory(), found.collectives()
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     versions = [(name, version(name)) for name in ("meshwise", "jax", "jaxlib")]
@@ -147,8 +150,10 @@ def group_sizes(num_devices: int) -> tuple[int, ...]:
 class _Measurement:
     """Everything that is measured on some devices."""
 
-    def __init__(self, devices: Sequence[Device], sizes: Sizes, report: Report) -> None:
-        self._devices, self._sizes, self._report = devices, sizes, report
+    def __init__(
+        self, devices: Sequence[Device], sizes: Sizes, report: Report, now: Callable[[], float]
+    ) -> None:
+        self._devices, self._sizes, self._report, self._now = devices, sizes, report, now
         self._groups = group_sizes(len(devices))
         self._num_done = 0
         self._num_all = sizes.num_matmuls + len(sizes.memory)
@@ -162,7 +167,7 @@ class _Measurement:
 
     def memory(self) -> tuple[MemoryPoint, ...]:
         """Measure passes over memory, without what a call takes that does nothing."""
-        call_s = seconds_a_turn(memory_passes(self._devices, 1), self._sizes.effort)
+        call_s = seconds_a_turn(memory_passes(self._devices, 1), self._sizes.effort, self._now)
         return tuple(self._pass(num_bytes, call_s) for num_bytes in self._sizes.memory)
 
     def collectives(self) -> tuple[CollectivePoint, ...]:
@@ -216,7 +221,7 @@ class _Measurement:
         call_s: float = 0.0,
     ) -> float:
         """Return the seconds of one of the times that a turn does its work, and report them."""
-        whole = seconds_a_turn(run, self._sizes.effort) / times
+        whole = seconds_a_turn(run, self._sizes.effort, self._now) / times
         # Noise must not make time of nothing.
         found = max(whole - call_s, whole / 10)
         self._num_done += 1

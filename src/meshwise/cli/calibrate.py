@@ -15,6 +15,7 @@ from meshwise.calibrate.fit import predicted_s
 from meshwise.calibrate.measure import QUICK_SIZES, Report, Sizes
 from meshwise.calibrate.measure import calibrate as measure
 from meshwise.calibrate.target import TARGET_SIZES, calibrate_target, host_of_target
+from meshwise.cli.calibrate_job import INTERRUPTED, calibrate_job
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
 from meshwise.cluster.description.profile import Profile
@@ -23,8 +24,6 @@ from meshwise.errors import MeshwiseError
 from meshwise.system.atomic_file import write_atomically
 from meshwise.targets.catalog import compile_target
 from meshwise.units import bytes_text, flop_text, seconds_text
-
-INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
 
 EXAMPLES = """
 \b
@@ -42,7 +41,13 @@ Examples:
   profile = "gpu.json"
   nic = { latency_s = 14e-6, bytes_per_s = 4e10 }
   num_nics = 8' > cluster.toml
-      Four such hosts. The network between hosts is not measured: state it.
+      Four such hosts, with what you know of their network; --hosts measures it.
+\b
+  srun meshwise calibrate --hosts --out cluster.toml
+      In each process of a job: the hosts and the network between them, for `--cluster`.
+\b
+  meshwise launch --hosts 2 --devices-per-host 2 -m meshwise calibrate --hosts --out two.toml
+      Two hosts of virtual CPU devices on this machine.
 \b
   meshwise calibrate --target v5e --out v5e.json
       What XLA:TPU expects products and memory to take, without a TPU (a minute or two).
@@ -74,6 +79,11 @@ Examples:
     metavar="CLUSTER",
     help="With --target: the host whose links the profile has. By default that of the catalog.",
 )
+@click.option(
+    "--hosts",
+    is_flag=True,
+    help="In all processes of a job together: also the network between hosts; writes a TOML file.",
+)
 @click.option("--quick", is_flag=True, help="A few small sizes in a few seconds: to try it out.")
 @click.option("--json", "as_json", is_flag=True, help="The profile as JSON on standard output.")
 @click.pass_context
@@ -84,6 +94,7 @@ def calibrate(
     memory: int | None,
     target: str | None,
     cluster: str | None,
+    hosts: bool,
     quick: bool,
     as_json: bool,
 ) -> None:
@@ -96,6 +107,9 @@ def calibrate(
     With --target nothing is measured: the compiler of the target says what it expects of products
     and of passes over memory, for one device. Links and NICs are those of the cluster.
     """
+    if hosts:
+        calibrate_job(out, memory, QUICK_SIZES if quick else None, _given(context))
+        return
     measured = {"--devices", "--memory"} & _given(context)
     if target is not None and measured:
         raise click.UsageError(f"--target measures no devices: leave {' and '.join(measured)} out")

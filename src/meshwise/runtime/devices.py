@@ -25,6 +25,11 @@ class Device(Protocol):
         """The kind, as `NVIDIA H100`."""
         ...
 
+    @property
+    def process_index(self) -> int:
+        """The number of the process that has it."""
+        ...
+
     def memory_stats(self) -> dict[str, int] | None:
         """Return what the allocator says, in bytes; None if it says nothing."""
         ...
