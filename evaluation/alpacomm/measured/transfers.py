@@ -1,4 +1,4 @@
-"""What is measured: a case of a set size, sent by a strategy with senders and order of an algorithm.
+"""What is measured: cases of a set size, by strategies with senders and order of algorithms.
 
 Every process of the job makes the same list of it.
 """
@@ -30,6 +30,8 @@ from meshwise.units import MIB
 
 DEVICES_PER_HOST = 4
 CASE_NAMES = tuple(case.name for case in (*CASES, *ONE_TO_MANY))
+# One device to one other.
+PLAIN_CASE = "1 x 1"
 ORDERINGS = (NAIVE, BALANCED, DEPTH_FIRST, GREEDY)
 # What differs by more is told apart.
 DIFFERENCE = 1.1
