@@ -54,8 +54,11 @@ def run_on_hosts(
         processes.append(testbed.start(number, command, environment, subprocess.PIPE))
 
     def pass_on(number: int) -> None:
-        for line in processes[number].stdout or ():
-            say(number, line.rstrip("\n"))
+        printed = processes[number].stdout
+        assert printed is not None
+        with printed:
+            for line in printed:
+                say(number, line.rstrip("\n"))
 
     threads = [threading.Thread(target=pass_on, args=(n,)) for n in range(testbed.num_hosts)]
     for thread in threads:

@@ -24,7 +24,7 @@ EXAMPLES = """
 \b
 Examples:
   python -m evaluation alpacomm-measured
-      All cases with all strategies and orderings, 15 minutes.
+      All cases with all strategies and orderings, 10 minutes.
 \b
   python -m evaluation alpacomm-measured --cases 1,7 --strategies broadcast --mib 4
       Two of them, smaller.

@@ -71,7 +71,7 @@ class Meter:
         whole = np.arange(np.prod(case.shape), dtype=np.float32).reshape(case.shape)
         value = _placed(whole, source)
         found = self._once(case, value, destination, sending)[1]
-        for shard in () if found is None else found.addressable_shards:
+        for shard in [] if found is None else found.addressable_shards:
             if not np.array_equal(np.asarray(shard.data), whole[shard.index]):
                 raise TransportError(f"case {case.name}, {way}: {shard.device} has other values")
         self._transport.payload_bytes.clear()
@@ -106,10 +106,11 @@ class Meter:
         time.sleep(max(float(begin) - time.monotonic(), 0.0))
         found: Array | None = None
         if self._job.process < num_hosts(case):
-            found = self._copier.put(
+            arrived = self._copier.put(
                 value, destination, sending=sending, label=label, is_overwritten=False
             )
-            jax.block_until_ready([shard.data for shard in found.addressable_shards])
+            jax.block_until_ready([shard.data for shard in arrived.addressable_shards])
+            found = arrived
         ends = self._job.exchange(f"the end of {label}", repr(time.monotonic()))
         return max(map(float, ends)) - float(begin), found
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from evaluation.alpacomm.measured.transfers import (
     DIFFERENCE,
@@ -71,8 +72,11 @@ def from_line(line: str) -> Measured | None:
     """Return the result that a line says; None if it is another line."""
     if not line.startswith(_MARK):
         return None
-    fields = json.loads(line.removeprefix(_MARK))
-    return Measured(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    fields: dict[str, Any] = json.loads(line.removeprefix(_MARK))
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = tuple(value)
+    return Measured(**fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
