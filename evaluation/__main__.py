@@ -1,10 +1,11 @@
-"""`python -m evaluation paper`, `alpacomm`, `anchor`, `hosts`."""
+"""`python -m evaluation paper`, `alpacomm`, `alpacomm-measured`, `anchor`, `hosts`."""
 
 from __future__ import annotations
 
 import click
 
 from evaluation.alpacomm.command import alpacomm
+from evaluation.alpacomm.measured.command import alpacomm_measured
 from evaluation.anchor.command import anchor
 from evaluation.hosts.command import hosts
 from evaluation.paper.command import paper
@@ -17,6 +18,9 @@ Examples:
 \b
   python -m evaluation alpacomm --no-plots
       Compare ways to move tensors between meshes.
+\b
+  python -m evaluation alpacomm-measured --cases 1,7
+      Move tensors between hosts of this machine, with links of a set rate.
 \b
   python -m evaluation anchor --quick
       Predict one published run from another.
@@ -36,7 +40,7 @@ def main() -> None:
     """Compare methods on the settings of papers, and what runs on hosts of this machine."""
 
 
-for _command in (paper, alpacomm, anchor, hosts):
+for _command in (paper, alpacomm, alpacomm_measured, anchor, hosts):
     main.add_command(_command)
 
 

@@ -138,13 +138,14 @@ def _speedups(results: Sequence[CaseResult]) -> str:
 
 _DIFFERENCES = """The winner is the published one in every case. Time has one cause in this \
 simulation, bytes through network cards and links; gains have two: a broadcast sends a box once \
-where an all-gather through hosts sends it up to twice (7 and 8), and an order in which no host \
-waits (3, 4 and 9). They give 1.5 to 1.9. The rest of the published gain is not in the model: \
+where an all-gather through hosts sends parts of it twice (7 and 8), and an order in which no host \
+waits (3, 4 and 9). They give 1.1 to 1.9. The rest of the published gain is not in the model: \
 many small messages cost latency, of which there is none here, and plain send/recv in the given \
 order would be 6 times as slow in 3 and 9. In 7 and 8 the published form of a global all-gather, \
-`2 t`, would give 2.0; the ring here ends after `t + t (A - 1) / A`. In 2, 5 and 6 ours is ahead \
-because the other order is not the best: with the best one all-gather is as fast (below). What \
-passes inside a host goes on beside what comes from outside, piece by piece."""
+`2 t`, would give 2.0; the ring here passes each device's part on while the others come, and ends \
+after `t + t (A - 2 + 1 / B) / A`. In 2, 5 and 6 ours is ahead because the other order is not the \
+best: with the best one all-gather is as fast (below). What passes inside a host goes on beside \
+what comes from outside, piece by piece."""
 
 
 def series_page(results: Sequence[CaseResult], *, with_picture: bool = False) -> str:

@@ -1,8 +1,8 @@
 """A route of tiles as flows between hosts, which wait for what they pass on.
 
-A host sends its moves in their order, each when the one before has left, and takes them in order,
-each when the one before has come.  What waits for a signal waits for the flow that the signal tells
-of; cutting and joining take no time.
+From one host to another moves go in their order, each when the one before has come; those of other
+pairs of hosts go beside them and share the network cards, as sockets do.  What waits for a signal
+waits for the flow that the signal tells of; cutting and joining take no time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def route_flows(route: Route, hosts: Sequence[int], itemsize: int) -> list[Depen
         itemsize: Bytes of an element.
     """
     found: list[DependentFlow] = []
-    # For each value the flows that it needs, and for each port of a host its last flow.
+    # For each value the flows that it needs, and for each pair of hosts its last flow.
     needs: dict[int, tuple[int, ...]] = dict.fromkeys(route.held.values(), ())
-    last: dict[tuple[str, int], int] = {}
+    last: dict[tuple[int, int], int] = {}
 
     def all_of(values: Iterable[int]) -> tuple[int, ...]:
         return tuple(sorted({flow for value in values for flow in needs[value]}))
@@ -38,9 +38,9 @@ def route_flows(route: Route, hosts: Sequence[int], itemsize: int) -> list[Depen
             way = hosts[move.source], hosts[move.destination]
             waits = set(needs[move.value])
             if way[0] != way[1]:
-                ports = ("out", way[0]), ("in", way[1])
-                waits |= {last[port] for port in ports if port in last}
-                last.update(dict.fromkeys(ports, len(found)))
+                if way in last:
+                    waits.add(last[way])
+                last[way] = len(found)
             needs[move.result] = (len(found),)
             flow = Flow(*way, float(itemsize * math.prod(move.shape)))
             found.append(DependentFlow(flow, tuple(sorted(waits))))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from doubles.routes import carried_out, elements_between, part, placements
+from meshwise.resharding.cross_mesh.cross_mesh_plan import NAIVE
 from meshwise.resharding.cross_mesh.host_tasks import host_task
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
@@ -117,6 +118,28 @@ def test_devices_of_a_host_share_the_work_of_sending():
     for strategy in STRATEGIES:
         route = assert_sends(strategy, np.arange(32), source, destination, hosts)
         assert sorted(m.source for m in route.phases[0].moves) == [0, 1, 2, 3]
+
+
+def test_what_follows_something_that_waits_waits_for_the_same():
+    # 64 boxes of two senders: four of the one to a host, four of the other to it, and so on.
+    source, destination, hosts = replace(CASES[3], shape=(64, 64, 1)).placements()
+    sending = Sending(bytes_per_s=RATE, algorithm=NAIVE)
+    route = planned_route(source, destination, hosts, 4, sending)
+    cuts = {value: cut for phase in route.phases for cut in phase.cuts for value in cut.results}
+    signals = {s.result: s for phase in route.phases for s in phase.signals}
+    came = {move.result: move for phase in route.phases for move in phase.moves}
+    free = 0
+    for phase in route.phases:
+        for move in phase.moves:
+            awaited = [came[signals[value].value] for value in cuts[move.value].after]
+            free += not awaited
+            for other in awaited:
+                # It is behind what shares its port on another way.
+                assert (other.source, other.destination) != (move.source, move.destination)
+                shared = hosts[other.source] == hosts[move.source]
+                assert shared or hosts[other.destination] == hosts[move.destination]
+    assert len(came) == 64
+    assert free == 4
 
 
 @settings(max_examples=60, deadline=None)

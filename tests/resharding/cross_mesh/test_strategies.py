@@ -35,7 +35,8 @@ def test_closed_forms(hosts, devices):
     assert seconds(SEND_RECV, task, RATE) == pytest.approx(hosts * devices * T)
     assert seconds(GATHERED, task, RATE) == pytest.approx(hosts * T)
     # The published 2 t is what it comes to with many hosts.
-    assert seconds(GLOBAL_GATHERED, task, RATE) == pytest.approx(T + T * (hosts - 1) / hosts)
+    ring = 0 if hosts == 1 else (hosts - 2 + 1 / devices) / hosts
+    assert seconds(GLOBAL_GATHERED, task, RATE) == pytest.approx(T + T * ring)
     assert seconds(BROADCAST, task, RATE) == pytest.approx(T + (hosts - 1) * T / NUM_CHUNKS)
     assert seconds(BROADCAST, task, RATE, 50.0) == pytest.approx(T + (hosts - 1) * T / 2)
 

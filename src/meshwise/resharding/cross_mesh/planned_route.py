@@ -3,7 +3,8 @@
 What passes between hosts does so as the plan says: the parts of boxes from their senders, in the
 order of the plan, by the legs of its strategy.  Two of them that share a port of a host do not
 overlap: the second one leaves when a signal says that the first one has come.  Between the same two
-hosts no signal is needed, for there arrays come in the order in which they are offered.
+hosts arrays that are there come in the order in which they are offered; so no signal is needed, but
+what follows something that waits there waits for the same.
 
 What a host has already, its devices copy inside the host.  Every device gets all pieces of its
 tile, and puts them together.
@@ -92,16 +93,30 @@ def _plan(tasks: Sequence[HostTask], sending: Sending) -> CrossMeshPlan:
 _IN, _OUT = "in", "out"
 
 
+class _Sending(NamedTuple):
+    """A transfer of the plan on its way.
+
+    Attributes:
+        number: Tells it from others.
+        waits: What must have come before it begins.
+    """
+
+    number: int
+    waits: Arrivals
+
+
 class _Busy(NamedTuple):
     """The last thing that a port carries so far; when it has come, the port is free.
 
     Attributes:
         piece: The piece, and the device to which it comes.
         way: The host that sends it, and the one that gets it.
+        sending: Its transfer.
     """
 
     piece: tuple[Box, int]
     way: tuple[int, int]
+    sending: _Sending
 
 
 class _TimedHop(NamedTuple):
@@ -124,6 +139,8 @@ class _PlannedRoute:
         self.hops: list[_TimedHop] = []
         # For each port of a host what it carries last.
         self.last: dict[tuple[str, int], _Busy] = {}
+        # Transfers between hosts so far.
+        self.count = 0
         # Elements that each device sends.
         self.sent: dict[int, int] = {}
         # For each device the pieces of its tile.
@@ -197,8 +214,11 @@ class _PlannedRoute:
 
     def waits(self, transfer: Sequence[Leg], sender: int) -> Arrivals:
         """Return what must have come before a transfer begins, and note what it keeps busy."""
-        found: dict[tuple[Box, int], None] = {}
         last: dict[tuple[str, int], Leg] = {}
+        # Pieces of transfers on other ways, and transfers on the same way.
+        found: dict[tuple[Box, int], None] = {}
+        awaited: set[_Sending] = set()
+        followed: dict[_Sending, None] = {}
         for leg in transfer:
             way = self.hosts[leg.source], self.hosts[leg.destination]
             if way[0] == way[1]:
@@ -207,12 +227,22 @@ class _PlannedRoute:
             for port in ports:
                 last[port] = leg
                 before = self.last.get(port)
-                if before is not None and before.way != way:
+                if before is None:
+                    continue
+                if before.way == way:
+                    followed[before.sending] = None
+                else:
                     found[before.piece] = None
+                    awaited.add(before.sending)
+        for sending in followed:
+            if sending not in awaited:
+                found.update(dict.fromkeys(sending.waits))
+        own = _Sending(self.count, tuple(found))
+        self.count += 1
         for port, leg in last.items():
             way = self.hosts[leg.source], self.hosts[leg.destination]
-            self.last[port] = _Busy((leg.box, leg.destination), way)
-        return tuple(found)
+            self.last[port] = _Busy((leg.box, leg.destination), way, own)
+        return own.waits
 
     def found(self) -> Route:
         """Return the route, its hops in the order in which they begin."""

@@ -5,7 +5,8 @@ With t the seconds of the box over one network card, A receiving hosts and B dev
 - send/recv: a copy for every device, `A B t`;
 - local all-gather: every host gets it once, in parts for its devices, which gather them: `A t`;
 - global all-gather: every device gets another part, and all gather them around a ring through the
-  hosts: `t + t (A - 1) / A`, nearly `2 t`;
+  hosts. Of the first of its A - 1 steps only the last of B parts comes after all have been sent:
+  `t + t (A - 2 + 1 / B) / A`, nearly `2 t` for many hosts, and `t` for one;
 - broadcast: host sends to host in a chain, in K chunks: `t + (A - 1) t / K`.
 
 Source: AlpaComm section 3.1 (docs/facts.md section 3).
@@ -58,7 +59,9 @@ def seconds(
         case "local all-gather":
             return hosts * once_s
         case "global all-gather":
-            return once_s + once_s * (hosts - 1) / hosts
+            if hosts == 1:
+                return once_s
+            return once_s + once_s * (hosts - 2 + 1 / min(task.devices)) / hosts
         case "broadcast":
             chunk = task.num_bytes / NUM_CHUNKS if chunk_bytes is None else chunk_bytes
             return once_s + (hosts - 1) * min(chunk, task.num_bytes) / bytes_per_s
