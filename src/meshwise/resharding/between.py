@@ -16,7 +16,7 @@ from typing import NamedTuple
 from meshwise.cluster.collectives import ALL_GATHER, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, num_parts, used_axes
-from meshwise.resharding.cross_mesh.strategies import BROADCAST, GLOBAL_GATHERED, SEND_RECV
+from meshwise.resharding.cross_mesh.strategies import GATHERED, GLOBAL_GATHERED, SEND_RECV
 
 
 class Passing(NamedTuple):
@@ -57,13 +57,15 @@ def arrival(
     """
     per_host = mesh.num_devices // num_hosts
     tile = 1 / num_parts(layout, mesh.sizes)
-    if strategy == GLOBAL_GATHERED:
-        return Arrival(Passing(1.0, 1 / num_hosts), gather_s(num_bytes, layout, mesh))
     if strategy == SEND_RECV:
         received = per_host * tile
         return Arrival(Passing(num_hosts * received, received), 0.0)
     received = _tiles_of_host(layout, mesh.sizes, per_host) * tile
-    sent = 1.0 if strategy == BROADCAST else num_hosts * received
+    sent = num_hosts * received if strategy == GATHERED else 1.0
+    same = round(num_hosts * received)
+    if strategy == GLOBAL_GATHERED and same > 1:
+        # Of the ring through the hosts that get the same, what comes after all has been sent.
+        received *= 1 + (same - 2 + received / (per_host * tile)) / same
     inside = tuple(
         axis for axis in copied_axes(layout, mesh) if per_host % math.prod(mesh.sizes[axis:]) == 0
     )
