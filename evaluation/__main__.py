@@ -1,4 +1,4 @@
-"""`python -m evaluation paper`, `alpacomm`, `alpacomm-measured`, `anchor`, `hosts`."""
+"""`python -m evaluation NAME`: papers, models, and what runs on hosts of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from evaluation.alpacomm.measured.command import alpacomm_measured
 from evaluation.anchor.command import anchor
 from evaluation.hosts.command import hosts
 from evaluation.paper.command import paper
+from evaluation.predictions.command import predictions
 
 EXAMPLES = """
 \b
@@ -27,6 +28,9 @@ Examples:
 \b
   python -m evaluation hosts
       Train on two hosts of this machine, with a link of a set rate between them.
+\b
+  python -m evaluation predictions
+      Measure two such hosts, plan for them, and run the plans.
 
 `python -m evaluation NAME --help` shows the options of each.
 """
@@ -40,7 +44,7 @@ def main() -> None:
     """Compare methods on the settings of papers, and what runs on hosts of this machine."""
 
 
-for _command in (paper, alpacomm, alpacomm_measured, anchor, hosts):
+for _command in (paper, alpacomm, alpacomm_measured, anchor, hosts, predictions):
     main.add_command(_command)
 
 
