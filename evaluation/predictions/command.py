@@ -17,6 +17,7 @@ from evaluation.hosts.obstacle import obstacle
 from evaluation.hosts.testbed import Testbed
 from evaluation.predictions.results import HEAD, Result, findings, from_line
 from evaluation.predictions.settings import DEVICES_PER_HOST, drawn
+from evaluation.predictions.settings import end_to_end as compared
 from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
@@ -24,6 +25,9 @@ EXAMPLES = """
 Examples:
   python -m evaluation predictions
       Ten plans, drawn by a seed.
+\b
+  python -m evaluation predictions --end-to-end
+      GPT and U-Transformer in two stages, by each strategy of transfers.
 \b
   python -m evaluation predictions --plans 4 --seed 3 --rate 50mbit
       Others, on a slower link.
@@ -35,6 +39,12 @@ _NUM_HOSTS = 2
 @click.command("predictions", epilog=EXAMPLES)
 @click.option("--plans", type=click.IntRange(1), default=10, show_default=True, help="Plans.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which are drawn.")
+@click.option(
+    "--end-to-end",
+    is_flag=True,
+    help="In place of drawn plans AlpaComm's comparison: two models in two stages, sent in all "
+    "ways.",
+)
 @click.option("--rate", default="100mbit", show_default=True, help="What each link carries.")
 @click.option(
     "--steps", type=click.IntRange(1), default=5, show_default=True, help="Measured steps of each."
@@ -47,7 +57,7 @@ _NUM_HOSTS = 2
     show_default=True,
     help="File for the table.",
 )
-def predictions(plans: int, seed: int, rate: str, steps: int, file: Path) -> None:
+def predictions(plans: int, seed: int, end_to_end: bool, rate: str, steps: int, file: Path) -> None:
     """Predict steps on two hosts of this machine, and run them.
 
     The hosts are network namespaces with a link of a set rate; it needs root. `meshwise calibrate
@@ -57,7 +67,8 @@ def predictions(plans: int, seed: int, rate: str, steps: int, file: Path) -> Non
     reason = obstacle()
     if reason is not None:
         raise click.ClickException(reason)
-    machine, settings = this_machine(), drawn(plans, seed)
+    machine = this_machine()
+    settings = compared() if end_to_end else drawn(plans, seed)
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -86,7 +97,8 @@ def predictions(plans: int, seed: int, rate: str, steps: int, file: Path) -> Non
             _run(testbed, [module, str(cluster), settings_text, str(steps)], take)
     except TestbedError as error:
         raise click.ClickException(str(error)) from error
-    command = f"python -m evaluation predictions --plans {plans} --seed {seed} --rate {rate}"
+    which = "--end-to-end" if end_to_end else f"--plans {plans} --seed {seed}"
+    command = f"python -m evaluation predictions {which} --rate {rate}"
     lines = [
         "# Predictions on two hosts",
         "",

@@ -30,7 +30,8 @@ def run(setting: Setting, cluster: ClusterSpec, num_steps: int) -> dict[str, Any
     model = setting.model
     rng = np.random.default_rng(0)
     batch = {
-        name: rng.integers(0, 100, spec.shape, dtype=np.int32) for name, spec in model.batch.items()
+        name: rng.integers(0, 100, spec.shape).astype(spec.dtype)
+        for name, spec in model.batch.items()
     }
     state = parallel.init(model.create, jax.random.key(0), batch)
     seconds: list[float] = []

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import meshwise as mw
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.gpt import GptConfig
 from meshwise.models.steps import ModelStep, model_step
-from meshwise.resharding.cross_mesh.strategies import STRATEGIES
+from meshwise.models.u_transformer import UTransformerConfig
+from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
 
 DEVICES_PER_HOST = 2
 _VOCABULARY, _HEADS = 512, 4
 _MESH = ("IntraOp", "DataParallel", "Zero3")
+# Of a step of the comparison end to end.
+_MICROBATCHES = 8
 _SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A GPT, and how it is run.
+    """A model, and how it is run.
 
     Attributes:
-        hidden: Width of the stream.
-        num_layers: Blocks.
-        seq_len: Tokens of a row.
+        hidden: Width of a GPT's stream; channels of the highest level of a U-Transformer.
+        num_layers: Blocks, or levels.
+        seq_len: Tokens of a row, or height and width of an image.
         rows: Batch size.
+        family: "GPT" or "U-Transformer".
         method: Name of a method for one mesh over all hosts; "stages" for a pipeline.
         num_stages: Of a pipeline.
         num_microbatches: B.
@@ -39,6 +43,7 @@ class Setting:
     seq_len: int
     rows: int
     method: str
+    family: str = "GPT"
     num_stages: int = 1
     num_microbatches: int = 1
     schedule: str = ""
@@ -46,7 +51,8 @@ class Setting:
 
     def __str__(self) -> str:
         """Return it in a line."""
-        model = f"GPT {self.num_layers} x {self.hidden}, {self.rows} x {self.seq_len} tokens"
+        parts = "x".join(map(str, (self.num_layers, self.hidden, self.rows, self.seq_len)))
+        model = f"{self.family} {parts}"
         if self.method != "stages":
             return f"{model}: {self.method}, B {self.num_microbatches}"
         return (
@@ -57,6 +63,13 @@ class Setting:
     @property
     def model(self) -> ModelStep:
         """Its training step, with Adam."""
+        if self.family != "GPT":
+            return model_step(
+                UTransformerConfig(
+                    base_channels=self.hidden, num_levels=self.num_layers, image_size=self.seq_len
+                ),
+                self.rows,
+            )
         config = GptConfig(
             num_layers=self.num_layers,
             hidden=self.hidden,
@@ -122,3 +135,17 @@ def drawn(count: int, seed: int) -> list[Setting]:
             )
         )
     return found
+
+
+def end_to_end() -> list[Setting]:
+    """Return AlpaComm's comparison end to end: two models in two stages, sent in all ways."""
+    gpt = Setting(hidden=256, num_layers=4, seq_len=64, rows=32, method="stages")
+    net = replace(gpt, family="U-Transformer", hidden=64, num_layers=3, seq_len=16)
+    ways = [*((strategy, "1f1b") for strategy in STRATEGIES), (BROADCAST, "eager-1f1b")]
+    return [
+        replace(
+            model, num_stages=2, num_microbatches=_MICROBATCHES, transfers=way, schedule=schedule
+        )
+        for model in (gpt, net)
+        for way, schedule in ways
+    ]
