@@ -17,11 +17,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from evaluation.hosts.obstacle import obstacle
+from evaluation.hosts.testbed import Testbed
 
 import meshwise as mw
 from doubles.processes import TESTS
-from evaluation.hosts.obstacle import obstacle
-from evaluation.hosts.testbed import Testbed
 from meshwise.errors import LaunchError
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
 from meshwise.train.corpus import load_corpus
@@ -60,10 +60,11 @@ def environment() -> Iterator[dict[str, str]]:
 
 def processes_with(mark: str, name: str = "") -> dict[int, str]:
     """Return processes with a mark in their environment, and what they are."""
+    wanted = f"{MARK}={mark}".encode()
     found: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes():
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 if command and name in command:
                     found[int(folder.name)] = command
@@ -169,7 +170,8 @@ def test_nothing_is_left(end: str) -> None:
 @needs_testbed
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "stages"), [("ray_driver", []), ("ray_driver", ["--stages", "2"]), ("ray_trainer", [])]
+    ("script", "stages"),
+    [("ray_driver", []), ("ray_driver", ["--stages", "2"]), ("ray_trainer", [])],
 )
 def test_two_nodes_train_as_one_process(script: str, stages: list[str]) -> None:
     want = losses_of_one_process()

@@ -47,7 +47,7 @@ class RayCluster(ClusterSpec):
         return self.hosts.run(fun, args, kwargs)
 
     def shutdown(self) -> None:
-        """End the processes, and give back to Ray what it reserved; all that lives there is gone."""
+        """End the processes, with all that lives there, and free what Ray reserved."""
         self.hosts.shutdown()
 
     def __enter__(self) -> Self:

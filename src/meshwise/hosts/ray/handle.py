@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from meshwise.errors import ClusterError
 
-if TYPE_CHECKING:
-    from meshwise.hosts.ray.ray_hosts import RayHosts
+
+class Home(Protocol):
+    """Where values live, by their numbers."""
+
+    name: str
+
+    def drop(self, number: int) -> None:
+        """Say that nobody holds a value any more."""
+
+    def wait(self, number: int) -> None:
+        """Wait until an array is computed."""
+
+    def fetched(self, number: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return the values of an array."""
+        ...
 
 
 class Handle:
@@ -20,7 +33,7 @@ class Handle:
         number: Its number there.
     """
 
-    def __init__(self, hosts: RayHosts, number: int) -> None:
+    def __init__(self, hosts: Home, number: int) -> None:
         self.hosts = hosts
         self.number = number
 
@@ -50,7 +63,7 @@ class ArrayHandle(Handle):
         dtype: Its dtype.
     """
 
-    def __init__(self, hosts: RayHosts, number: int, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, hosts: Home, number: int, shape: tuple[int, ...], dtype: Any) -> None:
         super().__init__(hosts, number)
         self.shape = shape
         self.dtype = dtype

@@ -8,26 +8,30 @@ passes back is of the very structure with which the hosts made it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import jax
 
 from meshwise.jax_compat import PyTree
+
+# What `jax.tree.structure` returns.
+Structure: TypeAlias = Any
 
 
 class Trees:
     """Structures by number; parts of a known structure are known too."""
 
     def __init__(self) -> None:
-        self._trees: list[jax.tree_util.PyTreeDef] = []
-        self._numbers: dict[jax.tree_util.PyTreeDef, int] = {}
+        self._trees: list[Structure] = []
+        self._numbers: dict[Structure, int] = {}
 
     def __len__(self) -> int:
         return len(self._trees)
 
-    def __getitem__(self, number: int) -> jax.tree_util.PyTreeDef:
+    def __getitem__(self, number: int) -> Structure:
         return self._trees[number]
 
-    def number(self, tree: jax.tree_util.PyTreeDef) -> int | None:
+    def number(self, tree: Structure) -> int | None:
         """Return the number of a structure; None if it is not known.
 
         Args:
@@ -35,7 +39,7 @@ class Trees:
         """
         return self._numbers.get(tree)
 
-    def learn(self, tree: jax.tree_util.PyTreeDef) -> int:
+    def learn(self, tree: Structure) -> int:
         """Give a structure and its parts the next numbers, and return its own.
 
         Args:
@@ -59,7 +63,7 @@ class Trees:
                 del self._numbers[part]
 
 
-def skeleton(tree: jax.tree_util.PyTreeDef) -> PyTree:
+def skeleton(tree: Structure) -> PyTree:
     """Return a pytree of a structure without its arrays, which can be sent.
 
     Args:
@@ -68,7 +72,7 @@ def skeleton(tree: jax.tree_util.PyTreeDef) -> PyTree:
     return jax.tree.unflatten(tree, range(tree.num_leaves))
 
 
-def _parts(tree: jax.tree_util.PyTreeDef) -> Iterator[jax.tree_util.PyTreeDef]:
+def _parts(tree: Structure) -> Iterator[Structure]:
     yield tree
     for part in tree.children():
         yield from _parts(part)
