@@ -69,6 +69,7 @@ def check_meaning(cluster: Any) -> None:
 
 def check_values(cluster: Any, state: State) -> None:
     params = state.params
+    assert cluster.run(lambda: None) is None
     doubled, text = cluster.run(lambda p: (jax.tree.map(lambda x: 2 * x, p), "done"), params)
     assert text == "done"
     doubled["w1"].block_until_ready()

@@ -8,7 +8,7 @@ import cloudpickle
 import jax
 import pytest
 
-from meshwise.hosts.ray.trees import Trees, skeleton
+from meshwise.hosts.ray.trees import Skeleton, Trees
 
 
 def a_state(rule: Callable[[int], int]) -> dict[str, object]:
@@ -19,7 +19,7 @@ def test_a_structure_that_was_sent_comes_back_as_the_sender_made_it() -> None:
     own, other = Trees(), Trees()
     made = jax.tree.structure((a_state(lambda x: x), 7))
     number = own.learn(made)
-    sent = jax.tree.structure(cloudpickle.loads(cloudpickle.dumps(skeleton(made))))
+    sent = cloudpickle.loads(cloudpickle.dumps(Skeleton.of(made))).structure
     assert sent != made  # The function is another one.
     assert other.learn(sent) == number
     state, _ = sent.children()

@@ -211,6 +211,8 @@ def train(  # The options above say what the arguments are.
     for file in files.values():
         if file is not None:
             check_writable(file)
+    if ray and as_json:
+        raise click.UsageError("--ray marks the lines of hosts: --json is summary.json in --out")
     if (hosts > 1 or ray) and not is_in_job():
         run = run_on_ray if ray else run_on_hosts
         try:

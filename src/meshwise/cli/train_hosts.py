@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import click
@@ -20,6 +21,8 @@ from meshwise.hosts.ray.ray_hosts import RayHosts
 _GRACE_S = 120.0
 # How long Ray may take to find room.
 _ROOM_S = 60.0
+# How late the lines that a process prints may come to the driver.
+_LINES_S = 2.0
 
 
 class ArgumentsKept(click.Command):
@@ -109,9 +112,11 @@ def _train_here(folder: str, arguments: tuple[str, ...]) -> int:
     os.chdir(folder)
     try:
         train.main(list(arguments), "meshwise train", standalone_mode=False)
+        return 0
     except SystemExit as end:  # It would end the process, which others may still need.
         return int(end.code or 0)
-    return 0
+    finally:
+        time.sleep(_LINES_S)
 
 
 def _share(num_devices: int, num_hosts: int) -> int:

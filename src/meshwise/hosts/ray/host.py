@@ -12,7 +12,7 @@ import numpy as np
 from meshwise.hosts.member import JobMember
 from meshwise.hosts.ray import joining
 from meshwise.hosts.ray.host_request import ray_module
-from meshwise.hosts.ray.trees import Trees, skeleton
+from meshwise.hosts.ray.trees import Skeleton, Trees
 from meshwise.jax_compat import PyTree
 
 
@@ -58,12 +58,12 @@ class Argument:
     Attributes:
         tree: The number of its structure.
         leaves: Its leaves.
-        skeleton: A pytree of a structure that the hosts do not know yet; else None.
+        skeleton: The structure, if the other side does not know it yet.
     """
 
     tree: int
     leaves: tuple[Any, ...]
-    skeleton: PyTree = None
+    skeleton: Skeleton | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Host:
         number = self._trees.learn(tree) if known is None else known
         if jax.process_index():
             return None
-        return Argument(number, told, None if known is not None else skeleton(tree))
+        return Argument(number, told, None if known is not None else Skeleton.of(tree))
 
     def wait(self, number: int) -> None:
         """Wait until an array is computed.
@@ -150,7 +150,7 @@ class Host:
     def _received(self, argument: Argument) -> PyTree:
         """Return an argument; its structure is known from now on."""
         if argument.skeleton is not None:
-            self._trees.learn(jax.tree.structure(argument.skeleton))
+            self._trees.learn(argument.skeleton.structure)
         leaves = [
             self._values[leaf.number] if isinstance(leaf, Stored) else leaf
             for leaf in argument.leaves

@@ -19,7 +19,7 @@ from meshwise.hosts.member import JobMember
 from meshwise.hosts.ray.handle import ArrayHandle, Handle
 from meshwise.hosts.ray.host import Argument, ArrayType, Host, HostCall, Staying, Stored
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
-from meshwise.hosts.ray.trees import Trees, skeleton
+from meshwise.hosts.ray.trees import Skeleton, Trees
 from meshwise.jax_compat import PyTree
 
 # When one host has failed, the others may be about to, or wait for it without end.
@@ -143,7 +143,7 @@ class RayHosts:
                 self._dropped.extend(dropped)
                 raise
             if result.skeleton is not None:
-                self._trees.learn(jax.tree.structure(result.skeleton))
+                self._trees.learn(result.skeleton.structure)
             leaves = list(map(self._held, result.leaves))
             return jax.tree.unflatten(self._trees[result.tree], leaves)
 
@@ -195,7 +195,7 @@ class RayHosts:
         number = self._trees.number(tree)
         if number is not None:
             return Argument(number, sent)
-        return Argument(self._trees.learn(tree), sent, skeleton(tree))
+        return Argument(self._trees.learn(tree), sent, Skeleton.of(tree))
 
     def _reference(self, handle: Handle) -> Stored:
         if handle.hosts is not self:

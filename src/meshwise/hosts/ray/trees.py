@@ -8,6 +8,7 @@ passes back is of the very structure with which the hosts made it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
@@ -63,13 +64,29 @@ class Trees:
                 del self._numbers[part]
 
 
-def skeleton(tree: Structure) -> PyTree:
-    """Return a pytree of a structure without its arrays, which can be sent.
+@dataclass(frozen=True, slots=True)
+class Skeleton:
+    """A structure as it is sent.
 
-    Args:
-        tree: The structure.
+    Attributes:
+        tree: A pytree of the structure, without arrays.
     """
-    return jax.tree.unflatten(tree, range(tree.num_leaves))
+
+    tree: PyTree
+
+    @classmethod
+    def of(cls, structure: Structure) -> Skeleton:
+        """Return the skeleton of a structure.
+
+        Args:
+            structure: The structure.
+        """
+        return cls(jax.tree.unflatten(structure, range(structure.num_leaves)))
+
+    @property
+    def structure(self) -> Structure:
+        """The structure."""
+        return jax.tree.structure(self.tree)
 
 
 def _parts(tree: Structure) -> Iterator[Structure]:
