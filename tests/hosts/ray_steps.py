@@ -75,6 +75,8 @@ def check_values(cluster: Any, state: State) -> None:
     doubled["w1"].block_until_ready()
     np.testing.assert_array_equal(doubled["w1"], 2 * np.asarray(params["w1"]))
     assert f"{cluster.run(jnp.sum, jnp.ones(3)):.1f}" == "3.0"
+    large = np.arange(2**17)
+    np.testing.assert_array_equal(cluster.run(jnp.asarray, large), large)
     held = len(cluster.run(values_here))
     del doubled
     cluster.run(values_here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -89,20 +90,36 @@ def losses_of_one_process() -> list[float]:
     return losses
 
 
+def run(variables: dict[str, str], *command: str, folder: Path | None = None) -> str:
+    ended = subprocess.run(
+        [sys.executable, *command],
+        env=variables,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return ended.stdout
+
+
 @needs_ray
 def test_a_driver_has_handles_of_what_its_hosts_compute() -> None:
     with environment() as variables:
-        ended = subprocess.run(
-            [sys.executable, "-m", "hosts.ray_steps"],
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=200,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stdout
-        assert "passed" in ended.stdout
+        assert "passed" in run(variables, "-m", "hosts.ray_steps")
+
+
+@needs_ray
+@pytest.mark.slow
+def test_the_main_job_runs_on_hosts_of_ray(tmp_path: Path) -> None:
+    job = ("train", "--hosts", "2", "--ray", "--devices", "4", "--steps", str(STEPS))
+    with environment() as variables:
+        printed = run(variables, "-m", "meshwise", *job, folder=tmp_path)
+    summary = json.loads((tmp_path / "runs" / "gpt" / "summary.json").read_text())
+    assert summary["first_loss"] == pytest.approx(losses_of_one_process()[0], rel=1e-5)
+    assert f"done after {STEPS} steps" in printed
 
 
 def test_hosts_without_devices_are_refused() -> None:

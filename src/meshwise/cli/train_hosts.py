@@ -107,11 +107,11 @@ def run_on_ray(arguments: Sequence[str], num_hosts: int, num_devices: int) -> in
 
 def _train_here(folder: str, arguments: tuple[str, ...]) -> int:
     """Run `meshwise train` in this process of a job, and return the exit code."""
-    from meshwise.cli.train import train
+    from meshwise.cli import main
 
     os.chdir(folder)
     try:
-        train.main(list(arguments), "meshwise train", standalone_mode=False)
+        main.main(["train", *arguments], "meshwise", standalone_mode=False)
         return 0
     except SystemExit as end:  # It would end the process, which others may still need.
         return int(end.code or 0)

@@ -86,6 +86,11 @@ class HostCall:
     first_result: int
     dropped: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its arrays that are sent."""
+        return sum(getattr(leaf, "nbytes", 0) for each in self.args for leaf in each.leaves)
+
 
 class Host:
     """A process of a job that does what the driver says, as all others do."""
