@@ -113,6 +113,14 @@ def test_a_driver_has_handles_of_what_its_hosts_compute() -> None:
 
 @needs_ray
 @pytest.mark.slow
+@pytest.mark.parametrize("script", ["ray_saves", "ray_restarts"])
+def test_scripts_of_drivers(script: str, tmp_path: Path) -> None:
+    with environment() as variables:
+        assert "passed" in run(variables, "-m", f"hosts.{script}", str(tmp_path))
+
+
+@needs_ray
+@pytest.mark.slow
 def test_the_main_job_runs_on_hosts_of_ray(tmp_path: Path) -> None:
     job = ("train", "--hosts", "2", "--ray", "--devices", "4", "--steps", str(STEPS))
     with environment() as variables:
