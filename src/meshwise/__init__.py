@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from meshwise.api.cluster import Cluster as Cluster
     from meshwise.api.parallelize import ParallelStep as ParallelStep
     from meshwise.api.parallelize import parallelize as parallelize
+    from meshwise.hosts import ray as ray
     from meshwise.hosts.data.host_batch import host_batch as host_batch
     from meshwise.plan.plan import Plan as Plan
     from meshwise.request.methods import Auto as Auto
@@ -50,10 +51,13 @@ _NAMES = {
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
+_ROOMS = {"errors": "meshwise.errors", "ray": "meshwise.hosts.ray"}
+
+
 def __getattr__(name: str) -> Any:
     """A public name, imported and then kept."""
-    if name == "errors":
-        return importlib.import_module("meshwise.errors")
+    if name in _ROOMS:
+        return importlib.import_module(_ROOMS[name])
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
@@ -63,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names."""
-    return sorted([*_MODULES, "errors"])
+    return sorted([*_MODULES, *_ROOMS])

@@ -18,6 +18,8 @@ from meshwise.api.arguments import (
 from meshwise.api.distributed_cluster import seen_cluster
 from meshwise.api.local_cluster import OneProcess, check_cluster
 from meshwise.api.parallel_step import ParallelStep
+from meshwise.api.ray_cluster import RayCluster
+from meshwise.api.ray_step import RayStep
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
 from meshwise.jax_compat import PyTree
@@ -81,7 +83,7 @@ def parallelize(
     count without `self`, which is a constant of the step.
 
     Returns:
-        A `ParallelStep`, called like `fun`.
+        A `ParallelStep`, called like `fun`; a `RayStep` for a cluster of `Cluster.ray`.
 
     Raises:
         TraceError, PlanError, ClusterError: an option is not what it can be, or contradicts the
@@ -90,22 +92,21 @@ def parallelize(
         TraceError, PinError, InfeasibleError, ClusterError: when the first call or `plan` finds
             that the step, the pins, the memory or the devices do not allow what is asked.
     """
+    given = {
+        "method": method,
+        "num_microbatches": num_microbatches,
+        "batch_argnums": batch_argnums,
+        "batch_dims": batch_dims,
+        "microbatch_statistics": microbatch_statistics,
+        "static_argnums": static_argnums,
+        "donate_argnums": donate_argnums,
+        "pins": pins,
+        "memory_bytes": memory_bytes,
+        "rules": rules,
+        "dump_ilp": dump_ilp,
+    }
     if fun is None:
-        return partial(
-            parallelize,
-            method=method,
-            cluster=cluster,
-            num_microbatches=num_microbatches,
-            batch_argnums=batch_argnums,
-            batch_dims=batch_dims,
-            microbatch_statistics=microbatch_statistics,
-            static_argnums=static_argnums,
-            donate_argnums=donate_argnums,
-            pins=pins,
-            memory_bytes=memory_bytes,
-            rules=rules,
-            dump_ilp=dump_ilp,
-        )
+        return partial(parallelize, cluster=cluster, **given)
     _check_fun(fun)
     num_microbatches = check_num_microbatches(num_microbatches)
     check_options(microbatch_statistics, pins, memory_bytes)
@@ -128,6 +129,8 @@ def parallelize(
         static_argnums=static_argnums,
         donate_argnums=donate_argnums,
     )
+    if isinstance(checked, RayCluster):
+        return RayStep(fun, checked, partial(parallelize, **given))
     return ParallelStep(fun, request, options, is_alone=isinstance(checked, OneProcess))
 
 

@@ -15,7 +15,7 @@ import jax
 
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
-from meshwise.cli.train_hosts import ArgumentsKept, is_in_job, join_job, run_on_hosts
+from meshwise.cli.train_hosts import ArgumentsKept, is_in_job, join_job, run_on_hosts, run_on_ray
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
 from meshwise.models.sizes.gpt_sizes import gpt_config
@@ -95,6 +95,7 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Processes of this machine that train together, each with its share of --devices, as if "
     "they were so many hosts.",
 )
+@click.option("--ray", is_flag=True, help="The hosts are those of Ray, which RAY_ADDRESS names.")
 @_option(
     "--cluster",
     type=ClusterName(),
@@ -190,6 +191,7 @@ def train(  # The options above say what the arguments are.
     *,
     devices: int,
     hosts: int,
+    ray: bool,
     memory: int | None,
     lr: float,
     resume: bool,
@@ -209,9 +211,12 @@ def train(  # The options above say what the arguments are.
     for file in files.values():
         if file is not None:
             check_writable(file)
-    if hosts > 1 and not is_in_job():
+    if ray and as_json:
+        raise click.UsageError("--ray marks the lines of hosts: --json is summary.json in --out")
+    if (hosts > 1 or ray) and not is_in_job():
+        run = run_on_ray if ray else run_on_hosts
         try:
-            sys.exit(run_on_hosts(ctx.meta["arguments"], hosts, devices))
+            sys.exit(run(ctx.meta["arguments"], hosts, devices))
         except MeshwiseError as error:
             raise click.ClickException(str(error)) from error
     # Must come before anything asks JAX for a device.

@@ -1,10 +1,11 @@
-"""`meshwise train --hosts`: the same command in several processes of this machine."""
+"""`meshwise train --hosts`: the same command in several processes, of this machine or of Ray."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 import click
@@ -13,9 +14,15 @@ import jax
 from meshwise.hosts.host_process import Stream
 from meshwise.hosts.launch import JobRequest, launch
 from meshwise.hosts.member import JobMember
+from meshwise.hosts.ray.host_request import HostRequest
+from meshwise.hosts.ray.ray_hosts import RayHosts
 
 # Time to end the step and to save the state.
 _GRACE_S = 120.0
+# How long Ray may take to find room.
+_ROOM_S = 60.0
+# How late the lines that a process prints may come to the driver.
+_LINES_S = 2.0
 
 
 class ArgumentsKept(click.Command):
@@ -34,6 +41,8 @@ def is_in_job() -> bool:
 
 def join_job() -> None:
     """Join the other processes of the job; before anything asks JAX for a device."""
+    if jax.distributed.is_initialized():  # Ray's processes have joined.
+        return
     jax.distributed.initialize(cluster_detection_method="meshwise")
 
 
@@ -54,14 +63,10 @@ def run_on_hosts(arguments: Sequence[str], num_hosts: int, num_devices: int) -> 
         click.UsageError: the devices cannot be shared out evenly.
         LaunchError: the processes cannot be started.
     """
-    if num_devices % num_hosts or not num_devices:
-        raise click.UsageError(
-            f"--devices {num_devices} are not shared evenly by --hosts {num_hosts}; give a multiple"
-        )
     request = JobRequest(
         program=("-m", "meshwise", "train", *arguments),
         num_hosts=num_hosts,
-        devices_per_host=num_devices // num_hosts,
+        devices_per_host=_share(num_devices, num_hosts),
         grace_s=_GRACE_S,
     )
     lock = threading.Lock()
@@ -74,3 +79,50 @@ def run_on_hosts(arguments: Sequence[str], num_hosts: int, num_devices: int) -> 
 
     end = launch(request, write=write, report=lambda text: click.echo(f"[launch] {text}", err=True))
     return end.exit_code
+
+
+def run_on_ray(arguments: Sequence[str], num_hosts: int, num_devices: int) -> int:
+    """Run `meshwise train` in a process on each of some hosts of Ray, in this folder.
+
+    Args:
+        arguments: What stands behind `meshwise train`.
+        num_hosts: The number of hosts.
+        num_devices: Virtual CPU devices of all of them together.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        click.UsageError: the devices cannot be shared out evenly.
+        LaunchError: Ray is not installed, or has no room.
+    """
+    share = _share(num_devices, num_hosts)
+    request = HostRequest(num_hosts=num_hosts, devices_per_host=share)
+    hosts = RayHosts(request, patience_s=_ROOM_S)
+    try:
+        return hosts.run(_train_here, (os.getcwd(), tuple(arguments)), {})
+    finally:
+        hosts.shutdown()
+
+
+def _train_here(folder: str, arguments: tuple[str, ...]) -> int:
+    """Run `meshwise train` in this process of a job, and return the exit code."""
+    from meshwise.cli import main
+
+    os.chdir(folder)
+    try:
+        main.main(["train", *arguments], "meshwise", standalone_mode=False)
+        return 0
+    except SystemExit as end:  # It would end the process, which others may still need.
+        return int(end.code or 0)
+    finally:
+        time.sleep(_LINES_S)
+
+
+def _share(num_devices: int, num_hosts: int) -> int:
+    """Return the devices of one host."""
+    if num_devices % num_hosts or not num_devices:
+        raise click.UsageError(
+            f"--devices {num_devices} are not shared evenly by --hosts {num_hosts}; give a multiple"
+        )
+    return num_devices // num_hosts

@@ -10,11 +10,12 @@ from meshwise.errors import LaunchError
 LOOPBACK = "127.0.0.1"
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, *, address: str = LOOPBACK) -> list[int]:
     """Return distinct ports that are free now.
 
     Args:
         count: How many.
+        address: Where they are free; "" for all addresses of this machine.
 
     Raises:
         LaunchError: there are not so many.
@@ -23,7 +24,7 @@ def free_ports(count: int) -> list[int]:
         try:
             # All are open at once, so that no port comes twice.
             servers = [
-                stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)
+                stack.enter_context(socket.create_server((address, 0))) for _ in range(count)
             ]
         except OSError as error:
             raise LaunchError(f"cannot get {count} free ports: {error.strerror}") from error

@@ -1,0 +1,93 @@
+"""Ray Train's `JaxTrainer`, on hosts with virtual CPU devices too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from meshwise.hosts.member import JobMember
+from meshwise.hosts.ray.host_request import HostRequest, ray_module
+
+if TYPE_CHECKING:
+    from ray.train import RunConfig
+    from ray.train.v2.jax import JaxTrainer
+
+
+def trainer(
+    train_loop: Callable[..., Any],
+    *,
+    hosts: int,
+    devices_per_host: int | None = None,
+    resources_per_host: Mapping[str, float] | None = None,
+    env_vars: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    run_config: RunConfig | None = None,
+    **scaling: Any,
+) -> JaxTrainer:
+    """Return Ray Train's trainer of a loop that runs in one process on each host.
+
+    The processes have joined when the loop begins: `mw.parallelize` in it plans for the devices of
+    all hosts.  `trainer.fit()` runs it; Ray Train watches the workers, and starts them again as
+    `run_config` says.
+
+    Args:
+        train_loop: The loop; it takes `config`, if there is one.
+        hosts: How many processes.
+        devices_per_host: Virtual CPU devices of each; None where hosts have accelerators.
+        resources_per_host: What Ray reserves for each, as `{"GPU": 8}`; one CPU if nothing is said.
+        env_vars: Environment variables of each process.
+        config: What the loop gets.
+        run_config: Of Ray Train: name, folder, failures.
+        **scaling: More of Ray Train's `ScalingConfig`, as `topology` for TPUs.
+
+    Raises:
+        LaunchError: Ray is not installed, or the hosts have no devices.
+    """
+    train = ray_module("ray.train")
+    request = HostRequest(
+        num_hosts=hosts,
+        devices_per_host=devices_per_host,
+        resources_per_host=resources_per_host,
+        env_vars=env_vars or {},
+    )
+    run = run_config or train.RunConfig()
+    environment = dict(run.worker_runtime_env or {})
+    variables = {**request.variables(), **environment.get("env_vars", {})}
+    loop = train_loop if config is None else partial(train_loop, dict(config))
+    return ray_module("ray.train.v2.jax").JaxTrainer(
+        # Ray Train joins workers with accelerators itself.
+        loop if request.accelerator else partial(_join_and_run, loop),
+        scaling_config=train.ScalingConfig(
+            num_workers=hosts,
+            resources_per_worker=request.resources,
+            placement_strategy=request.strategy,
+            use_gpu=request.accelerator == "GPU",
+            use_tpu=request.accelerator == "TPU",
+            **scaling,
+        ),
+        run_config=dataclasses.replace(
+            run, worker_runtime_env={**environment, "env_vars": variables}
+        ),
+    )
+
+
+def _join_and_run(loop: Callable[[], Any]) -> Any:
+    """Join the other workers, and run the loop."""
+    import jax
+
+    from meshwise.hosts.ray.joining import coordinator_here, join
+
+    context = ray_module("ray.train").get_context()
+    broadcast = ray_module("ray.train.collective").broadcast_from_rank_zero
+    member = JobMember(
+        coordinator=broadcast(coordinator_here()),
+        num_processes=context.get_world_size(),
+        process_id=context.get_world_rank(),
+    )
+    join(member, is_one_node=context.get_local_world_size() == member.num_processes)
+    result = loop()
+    # All have come to the end; after an error nobody waits for the others.
+    jax.distributed.shutdown()
+    return result
