@@ -28,6 +28,8 @@ from evaluation.hosts.leftovers import FILES, clean_leftovers, namespaces, remov
 from evaluation.hosts.owner import prefix
 
 _SERIALS = itertools.count()
+# A process ends with this one, even where this one is killed.
+_WITH_THIS = ("setpriv", "--pdeathsig", "KILL")
 # Jumbo frames, as data centres have them: 99.4 % of what crosses a link is the stream.
 _MTU_BYTES = 9000
 # A bucket holds a frame, or what the timer of the kernel may be late. Measured (2-core VM, Linux
@@ -139,7 +141,7 @@ class Testbed:
             The process itself, not one that waits for it.
         """
         process = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace(host), *argv],
+            [*_WITH_THIS, *("ip", "netns", "exec"), self.namespace(host), *argv],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
