@@ -27,7 +27,7 @@ def obstacle(*, delay: bool = False) -> str | None:
     if os.geteuid() != 0:
         return "a testbed of hosts needs root, to make network namespaces"
     if missing := [name for name in ("ip", "tc", "setpriv") if shutil.which(name) is None]:
-        return f"a testbed of hosts needs iproute2 and util-linux: {' and '.join(missing)} not found"
+        return f"a testbed of hosts needs iproute2, util-linux: {' and '.join(missing)} not found"
     name = prefix(0) + "probe"
     try:
         iproute("ip", "netns", "add", name)
