@@ -21,6 +21,7 @@ from meshwise.errors import StateLostError
 from meshwise.jax_compat import PyTree
 from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
+from meshwise.report.host_stats import HostStats
 from meshwise.runtime.donation import lost_before
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.job.job import Job
@@ -67,8 +68,8 @@ class Listener(Protocol):
         """The held-out text was looked at."""
         ...
 
-    def on_measured(self, step: int, timeline: Timeline) -> None:
-        """A step was timed mesh by mesh."""
+    def on_measured(self, step: int, timeline: Timeline, hosts: Sequence[HostStats]) -> None:
+        """A step was timed mesh by mesh, and the processes told what they did and hold."""
         ...
 
     def on_save(self, step: int, path: Path) -> None:
@@ -162,10 +163,15 @@ class _Run:
         if is_measured:
             assert self.timeline is not None
             self.measured_s = step_s
-            self.listener.on_measured(done + 1, self.timeline)
+            self.listener.on_measured(done + 1, self.timeline, self.hosts())
         else:
             self.step_times_s.append(step_s)
         self.listener.on_step(done + 1, self.losses[-1], step_s)
+
+    def hosts(self) -> tuple[HostStats, ...]:
+        """Return what the processes did and hold; none before the first step."""
+        has_run = self.step_times_s or self.measured_s is not None
+        return self.step.stats()["hosts"] if has_run else ()
 
     def _check_state(self) -> None:
         # The loss is there before the update is done.
@@ -300,6 +306,7 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
         num_microbatches=plan.num_microbatches,
         schedule=plan.schedule,
         stages=stages,
+        hosts=run.hosts(),
     )
 
 
