@@ -26,7 +26,7 @@ STEPS = 2
 
 
 class HeldWrites:
-    """Holds up what Orbax writes behind the back of the training, after it was copied to the host."""
+    """Holds up what Orbax writes in the background, after it was copied to the host."""
 
     def __init__(self) -> None:
         self.may_go_on = threading.Event()

@@ -95,6 +95,7 @@ class _Run:
             mesh.
         timeline: What each mesh did in the step that was measured.
         measured_s: Seconds of that step.
+        saving: The step of the checkpoint that is being written; None if none is.
     """
 
     options: TrainOptions
@@ -109,6 +110,7 @@ class _Run:
     step_times_s: list[float] = field(default_factory=list[float])
     timeline: Timeline | None = None
     measured_s: float | None = None
+    saving: int | None = None
 
     @property
     def median_step_s(self) -> float:
@@ -131,7 +133,7 @@ class _Run:
             self.listener.on_resume(done)
 
     def train(self, should_stop: Callable[[], bool]) -> None:
-        """Step until the end or until asked to stop; the last state is saved."""
+        """Step until the end or until asked to stop; the last state is saved, and complete."""
         options = self.options
         look = heldout_look(options, self.corpus, self.follow)
         done = len(self.losses)
@@ -143,12 +145,14 @@ class _Run:
             is_measured = options.measure and done == measured
             self._one_step(done, is_measured=is_measured)
             done += 1
+            self._tell_when_saved(wait=False)
             stopped = should_stop()
             is_last = done == options.steps
             if done % options.eval_every == 0 or is_last:
                 self._look_and_tell(look, done)
             if done % options.save_every == 0 or is_last or stopped:
-                self._save_and_tell(done)
+                self._save(done)
+        self._tell_when_saved(wait=True)
 
     def _one_step(self, done: int, *, is_measured: bool) -> None:
         options = self.options
@@ -178,6 +182,7 @@ class _Run:
         try:
             lost_before(jax.tree.leaves(self.state))
         except StateLostError as error:
+            self.checkpoints.wait()
             newest = self.checkpoints.newest_step
             if newest is None:
                 raise
@@ -190,12 +195,24 @@ class _Run:
         self.heldout.append((done, loss))
         self.listener.on_heldout(done, loss)
 
-    def _save_and_tell(self, done: int) -> None:
+    def _save(self, done: int) -> None:
         self._check_state()
+        self._tell_when_saved(wait=True)
         history = History(losses=tuple(self.losses), heldout=tuple(self.heldout))
-        path = self.checkpoints.save(self.state, history)
-        self.step.saved(path)
-        self.listener.on_save(done, path)
+        self.checkpoints.save(self.state, history)
+        # Where the run ends with an error, it waits until the checkpoint is complete.
+        self.step.saved(self.checkpoints.path(done))
+        self.saving = done
+
+    def _tell_when_saved(self, *, wait: bool) -> None:
+        """Tell of the checkpoint that was begun, if it is complete."""
+        if self.saving is None:
+            return
+        if wait:
+            self.checkpoints.wait()
+        if self.checkpoints.newest_step == self.saving:
+            self.listener.on_save(self.saving, self.checkpoints.path(self.saving))
+            self.saving = None
 
 
 def run_training(
