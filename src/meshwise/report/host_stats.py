@@ -61,7 +61,7 @@ def host_columns(hosts: Sequence[HostStats]) -> tuple[tuple[str, ...], list[tupl
     Args:
         hosts: The processes.
     """
-    names = ("process", "machine", "step", "late", "works", "waits", "holds", "at most")
+    names = ("process", "machine", "step", "late", "works", "waits", "holds", "peak")
     rows = [
         (
             str(host.process),
