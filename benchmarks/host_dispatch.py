@@ -21,12 +21,13 @@ _MODULE = "benchmarks.issued_steps"
 
 
 def host_dispatch(quick: bool) -> dict[str, Any]:
-    """Goal: at most 1.3 times one process, for all processes together.
+    """Goal: the slower of two processes at most 1.3 times one process; their sum is told, too.
 
     In each round the same pipeline runs over two processes, in one process of a job, and in one
-    process without `jax.distributed`, one after the other.
+    process without `jax.distributed`, one after the other.  Seconds are those in which the thread
+    works that issues the step; it waits for the devices in between.
     """
-    num_rounds, num_steps = (1, 20) if quick else (5, 200)
+    num_rounds, num_steps = (1, 20) if quick else (3, 150)
     found: dict[str, Any] = {}
     with _threads_of_xla():
         for devices in (1,) if quick else (1, 2):
