@@ -13,6 +13,7 @@ import jax
 from benchmarks.between_meshes import between_meshes
 from benchmarks.fidelity import fidelity
 from benchmarks.hand_written import hand_written
+from benchmarks.host_dispatch import host_dispatch
 from benchmarks.measured_layers import measured_layers
 from benchmarks.memory_limits import memory_limits
 from benchmarks.mixed_clusters import mixed_clusters
@@ -28,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning_time": planning_time,
     "fidelity": fidelity,
     "hand_written": hand_written,
+    "host_dispatch": host_dispatch,
     "between_meshes": between_meshes,
     "measured_layers": measured_layers,
     "memory_limits": memory_limits,
@@ -42,6 +44,7 @@ CPU_BENCHMARKS = (
     "planning_time",
     "fidelity",
     "hand_written",
+    "host_dispatch",
     "between_meshes",
     "measured_layers",
     "memory_limits",

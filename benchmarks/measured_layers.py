@@ -47,9 +47,8 @@ def measured_layers(quick: bool) -> dict[str, Any]:
         planned = plan_pipeline(made.step, (made.state, made.batch), {}, signature, request)
         planning_s = time.perf_counter() - start
         run = compile_pipeline(planned.layers, planned.plan, planned.decisions)
-        tree = jax.tree.structure(made.state)
-        homes = run.in_shardings[: tree.num_leaves]
-        state = born_sharded(made.create, (jax.random.key(0),), homes, tree)
+        homes = run.in_shardings[: len(jax.tree.leaves(made.state))]
+        state = born_sharded(made.create, (jax.random.key(0),), made.state, homes, in_job=False)
         rows = jax.tree.leaves(batch)
         spent: list[float] = []
         for _ in range(12):

@@ -22,8 +22,8 @@ def test_state_with_holes_is_born_on_its_stages() -> None:
     def create(size: Any) -> Any:
         return {"kept": None, "params": [jnp.ones(3) * size, jnp.zeros(2)], "free": jnp.ones(1)}
 
-    tree = jax.tree.structure(jax.eval_shape(create, 2.0))
-    made = born_sharded(create, (2.0,), [None, *homes], tree)
+    state = jax.eval_shape(create, 2.0)
+    made = born_sharded(create, (2.0,), state, [None, *homes], in_job=False)
     assert made["kept"] is None
     assert [x.sharding for x in made["params"]] == homes
     np.testing.assert_array_equal(made["params"][0], [2.0, 2.0, 2.0])

@@ -14,6 +14,7 @@ from meshwise.plan.counts.collectives import Collective
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
+from meshwise.report.host_stats import HostStats
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.timeline import Event, Timeline
@@ -62,6 +63,12 @@ TIMELINE = Timeline(
 )
 
 
+HOSTS = (
+    HostStats(process=0, name="node0", step_s=0.5, late_s=0.0, busy_s=0.25, held_bytes=2**20),
+    HostStats(process=1, name="node1", step_s=0.5, late_s=0.125, busy_s=0.25, held_bytes=2**20),
+)
+
+
 # A run makes its functions anew; equal ones need to be compiled only once for all tests.
 _COMPILED: dict[str, Any] = {}
 
@@ -100,6 +107,9 @@ class JitStep:
     def measured(self, state: Any, batch: Any) -> Any:
         return self(state, batch), TIMELINE
 
+    def stats(self) -> dict[str, Any]:
+        return {"hosts": HOSTS}
+
     def saved(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
 
@@ -134,7 +144,7 @@ class Recorder:
     def on_heldout(self, step: int, loss: float) -> None:
         self.events.append(("heldout", step, loss))
 
-    def on_measured(self, step: int, timeline: Any) -> None:
+    def on_measured(self, step: int, timeline: Any, hosts: Any) -> None:
         self.events.append(("measured", step, timeline))
 
     def on_save(self, step: int, path: Path) -> None:

@@ -78,6 +78,7 @@ def main(there: str, here: str) -> None:
     assert_equal(found, state(values(0), *of))
     with Checkpoints(Path(here), IDENTITY) as checkpoints:
         checkpoints.save(state(values(1), *of)._replace(step=found.step), HISTORY)
+        checkpoints.wait()
         assert checkpoints.newest_step == STEP
         # The stages swap their places.
         found, _ = checkpoints.restore(state(zeros, *reversed(of)))

@@ -19,6 +19,7 @@ import meshwise.api.parallel_step as parallel_step
 from doubles.layered_steps import CLIPPED, gpt_step
 from hosts.joined import join
 from meshwise.runtime.job.job import Job, TransportName, current_job
+from meshwise.simulate.timeline import Timeline
 from oracle.problem import quick_jit
 
 
@@ -74,6 +75,21 @@ def donated_before_it_is_read() -> None:
         seen = look(w, x)
         w, want = step(w, x)
         assert abs(float(seen) - float(want)) < 1e-8
+    # Process 1 came late to all calls but the first.
+    stats = look.stats()
+    assert stats["slowest_host"] == str(stats["hosts"][1])
+
+
+def told_of_all_hosts(stats: dict[str, Any], timeline: Timeline) -> None:
+    """Every process is told the same of all; each runs a stage."""
+    hosts = stats["hosts"]
+    assert [host.process for host in hosts] == list(range(jax.process_count()))
+    assert tuple(host.busy_s for host in hosts) == timeline.busy_s == stats["busy_s"]
+    assert all(host.step_s > 0 and host.peak_bytes >= host.held_bytes > 2**20 for host in hosts)
+    assert stats["slowest_host"] in {f"process {h.process} on {h.name}" for h in hosts}
+    job = current_job()
+    assert job is not None
+    assert len(set(job.exchange("what all were told", repr(hosts)))) == 1
 
 
 def everything() -> None:
@@ -92,6 +108,7 @@ def everything() -> None:
     assert np.isfinite(float(loss))
     assert len(timeline.busy_s) == count
     assert all(busy > 0 for busy in timeline.busy_s)
+    told_of_all_hosts(parallel.stats(), timeline)
     assert {(t.source_mesh, t.destination_mesh) for t in timeline.transfers} >= {(0, 1), (1, 0)}
     fidelity = parallel.fidelity(state, batch)
     for stage in fidelity:

@@ -69,7 +69,9 @@ def test_a_run_tells_what_it_does_and_learns(options: TrainOptions) -> None:
     assert summary.actual_peak_bytes == 1100
     assert summary.predicted_collective_bytes == {"all-reduce": 14}
     assert summary.actual_collective_bytes == {}
-    assert json.loads((options.out / "summary.json").read_text())["steps_done"] == 12
+    saved = json.loads((options.out / "summary.json").read_text())
+    assert saved["steps_done"] == 12
+    assert [host["name"] for host in saved["hosts"]] == ["node0", "node1"]
     kept = {path.name for path in (options.out / "checkpoints").iterdir()}
     assert kept == {"8", "12"}
 

@@ -4,18 +4,52 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from meshwise.api.arguments import Binding
-from meshwise.errors import PlanError
+from meshwise.api.arguments import Binding, step_name
+from meshwise.api.same_arguments import check_same_arguments, named_leaves
+from meshwise.errors import PlanError, TraceError
 from meshwise.jax_compat import PyTree
 from meshwise.planner.step import PlannedCall
 from meshwise.runtime.devices import array_of, has_devices_here
+from meshwise.runtime.job.job import Job
 from meshwise.runtime.scalars import EveryProcess
+from meshwise.trace.step import abstract
+
+
+def init_call(
+    fun: Callable[..., PyTree], args: tuple[PyTree, ...], job: Job | None, name: str
+) -> tuple[tuple[PyTree, ...], tuple[PyTree, ...], PyTree]:
+    """Return the arguments of what makes a state, the step's other ones, and the state's shapes.
+
+    Args:
+        fun: Makes the state.
+        args: All arguments.
+        job: The processes that make it together; None: this one alone.
+        name: The name of the step, for messages.
+
+    Raises:
+        TraceError: an argument of `fun` is not an array.
+        ClusterError: the arguments of `fun` differ between processes.
+    """
+    if not callable(fun):
+        raise TraceError(
+            f"init takes the function that makes the state, got {fun!r:.60}; call it as "
+            "step.init(create_state, key, batch)"
+        )
+    fun_args, others = split_init_args(fun, args)
+    if job is not None:
+        given = named_leaves(f"an argument of {step_name(fun)}", fun_args)
+        check_same_arguments(job, f"init of {name}", list(given))
+    for position, argument in enumerate(fun_args):
+        label = f"argument {position} of {step_name(fun)}"
+        jax.tree.map(partial(abstract, where=label), argument)
+    return fun_args, others, jax.eval_shape(fun, *fun_args)
 
 
 def split_init_args(
@@ -101,18 +135,24 @@ def readable_places(
 
 def born_sharded(
     fun: Callable[..., PyTree],
-    args: tuple[PyTree, ...],
-    wanted: Sequence[NamedSharding | None],
-    tree: PyTree,
+    fun_args: tuple[PyTree, ...],
+    state: PyTree,
+    homes: Sequence[NamedSharding | None],
+    *,
+    in_job: bool,
 ) -> PyTree:
     """Return what a function makes, each leaf where it lives: no device holds more than its share.
 
     Args:
         fun: Makes the state.
-        args: Its arguments.
-        wanted: Sharding of each leaf; None for one that may lie anywhere.
-        tree: Tree of what it makes.
+        fun_args: Its arguments.
+        state: Shapes of what it makes.
+        homes: Where the step wants each leaf; None for one that may lie anywhere.
+        in_job: Whether every process is to read its scalars.
     """
+    shapes, tree = jax.tree.flatten(state)
+    wanted = readable_places(shapes, homes) if in_job else homes
+    args = jax.tree.map(zeros_of_spec, fun_args)
     groups: dict[Any, list[int]] = {}
     for n, sharding in enumerate(wanted):
         groups.setdefault(None if sharding is None else sharding.mesh, []).append(n)

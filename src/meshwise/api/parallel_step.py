@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +20,12 @@ from meshwise.api.arguments import (
     Call,
     bind,
     positional_parameters,
-    step_name,
 )
 from meshwise.api.bound_steps import kept_step
-from meshwise.api.init_state import (
-    born_sharded,
-    planned_for_state,
-    readable_places,
-    split_init_args,
-    state_place,
-    zeros_of_spec,
-)
+from meshwise.api.init_state import born_sharded, init_call, planned_for_state, state_place
 from meshwise.api.job_planning import plan_in_job
-from meshwise.api.same_arguments import argument_leaves, check_same_arguments, named_leaves
+from meshwise.api.same_arguments import argument_leaves, check_same_arguments
+from meshwise.api.step_record import StepRecord
 from meshwise.errors import PlanError, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
@@ -82,7 +76,7 @@ class ParallelStep(PlannedStep):
         self._compared: set[Hashable] = set()
         self._last: StepExecutable | None = None
         self._checkpoint: str | None = None
-        self._timeline: Timeline | None = None
+        self._record = StepRecord()
         self._of_classes: dict[type, ParallelStep] = {}
         update_wrapper(self, fun)
 
@@ -110,11 +104,15 @@ class ParallelStep(PlannedStep):
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
+        begin_s = time.perf_counter()
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
         shape = (tree, binding.positions, call.statics, weak_types(leaves))
         with self._naming_the_checkpoint():
-            return self._run(binding, call, shape, leaves)
+            results = self._run(binding, call, shape, leaves)
+        assert self._last is not None
+        self._record.called(self._last, begin_s)
+        return results
 
     def _run(
         self, binding: Binding, call: Call, shape: Hashable, leaves: list[ArrayLike]
@@ -225,19 +223,7 @@ class ParallelStep(PlannedStep):
             TraceError: an argument of `fun` is not an array.
             PlanError: there is no plan for such a state and no arguments to make one.
         """
-        if not callable(fun):
-            raise TraceError(
-                f"init takes the function that makes the state, got {fun!r:.60}; call it as "
-                "step.init(create_state, key, batch)"
-            )
-        fun_args, others = split_init_args(fun, args)
-        if (job := self._job()) is not None:
-            given_leaves = named_leaves(f"an argument of {step_name(fun)}", fun_args)
-            check_same_arguments(job, f"init of {self._options.name}", list(given_leaves))
-        for position, argument in enumerate(fun_args):
-            label = f"argument {position} of {step_name(fun)}"
-            jax.tree.map(partial(abstract, where=label), argument)
-        state = jax.eval_shape(fun, *fun_args)
+        fun_args, others, state = init_call(fun, args, self._job(), self._options.name)
         if others or kwargs:
             place = state_place(bind(self._options, len(others) + 1, tuple(kwargs)))
             given = (*others[: place.number], state, *others[place.number :])
@@ -247,13 +233,8 @@ class ParallelStep(PlannedStep):
         else:
             key, start = planned_for_state(self._planned, state)
             executable = self._compiled(key, self._planned[key])
-        stop = start + len(jax.tree.leaves(state))
-        leaves, tree = jax.tree.flatten(state)
-        wanted = executable.in_shardings[start:stop]
-        if self._job() is not None:
-            wanted = readable_places(leaves, wanted)
-        concrete = jax.tree.map(zeros_of_spec, fun_args)
-        return born_sharded(fun, concrete, wanted, tree)
+        wanted = executable.in_shardings[start:][: len(jax.tree.leaves(state))]
+        return born_sharded(fun, fun_args, state, wanted, in_job=self._job() is not None)
 
     def loader(
         self,
@@ -367,6 +348,7 @@ class ParallelStep(PlannedStep):
         """
         from meshwise.runtime.pipeline.executable import PipelineExecutable
 
+        begin_s = time.perf_counter()
         binding, call = self._taken_apart(args, kwargs)
         refusal = PlanError(
             "only a pipeline has a timeline of meshes; time a call and jax.block_until_ready of "
@@ -380,7 +362,9 @@ class ParallelStep(PlannedStep):
             raise refusal
         with self._naming_the_checkpoint():
             results, timeline = executable.measured_run(jax.tree.leaves((call.args, call.kwargs)))
-        self._last, self._timeline = executable, timeline
+        self._last = executable
+        here = frozenset(executable.pipeline.indices)
+        self._record.measured(executable, begin_s, timeline, here)
         return jax.tree.unflatten(executable.out_tree, results), timeline
 
     @contextmanager
@@ -404,31 +388,24 @@ class ParallelStep(PlannedStep):
         """For each stage memory and collectives as predicted, and as compiled."""
         return self._executable(*self._taken_apart(args, kwargs)).fidelity()
 
-    def stats(self) -> dict[str, float | tuple[float, ...]]:
-        """Return what is known of the last step's programs: seconds, bytes.
+    def stats(self) -> dict[str, Any]:
+        """Return what is known of the last step's programs and of the hosts: seconds, bytes.
+
+        In a job every process calls it, and all get the same: `hosts` has for each process a
+        `HostStats`, and `slowest_host` names the one that the others wait for longest.
 
         A pipeline adds `bytes_between_meshes` of a step, and of its last *measured* step
         `measured_step_s`, `bubble_share`, and for each mesh `busy_s` and `exposed_s`, the seconds
-        in which it waits for a transfer that runs.  Plain calls are not timed: they return before
-        the devices are done.
+        in which it waits for a transfer that runs.  Plain calls are not timed mesh by mesh: they
+        return before the devices are done.
 
         Raises:
             PlanError: no step has run.
+            ClusterError: a process of the job does not call it.
         """
         if self._last is None:
             raise PlanError("no step has run yet; call the step first")
-        found: dict[str, float | tuple[float, ...]] = {
-            "predicted_step_time_s": self._last.plan.step_time_s,
-            "predicted_peak_bytes": float(self._last.plan.peak_bytes),
-            "measured_peak_bytes": float(self._last.measured_peak_bytes()),
-            "compile_s": self._last.compile_s,
-            **self._last.traffic(),
-        }
-        if self._timeline is not None:
-            found["measured_step_s"] = self._timeline.step_time_s
-            for name in ("bubble_share", "busy_s", "exposed_s"):
-                found[name] = getattr(self._timeline, name)
-        return found
+        return self._record.stats(self._last, self._job(), self._options.name)
 
     def _taken_apart(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]

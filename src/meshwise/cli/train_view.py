@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +26,7 @@ from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.explain import mesh_text
+from meshwise.report.host_stats import HostStats, hosts_text
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
@@ -153,7 +154,7 @@ class TrainView:
             f"step {step:>6}  held-out loss {loss:.3f} nats = {loss / math.log(2):.3f} bits a byte"
         )
 
-    def on_measured(self, step: int, timeline: Timeline) -> None:
+    def on_measured(self, step: int, timeline: Timeline, hosts: Sequence[HostStats]) -> None:
         """Write the files that were asked for."""
         self._is_measured = True
         self.note(
@@ -164,7 +165,7 @@ class TrainView:
             self._write(self._trace_file, chrome_trace(timeline))
         if self._html_file is not None:
             assert self._plan is not None
-            self._write(self._html_file, plan_page(self._plan, timeline))
+            self._write(self._html_file, plan_page(self._plan, timeline, hosts))
 
     def _write(self, file: Path, text: str) -> None:
         """Write a file; the run goes on without it."""
@@ -210,6 +211,8 @@ class TrainView:
                 amounts = planned.get(kind, 0), compiled.get(kind, 0)
                 _compare(table, where + kind, *amounts, bytes_text)
         self._console.print(table)
+        if len(summary.hosts) > 1:
+            self._console.print(hosts_text(summary.hosts), markup=False)
         self._console.print(f"checkpoint: {summary.checkpoint}")
 
 

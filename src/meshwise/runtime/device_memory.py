@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -49,6 +52,50 @@ def reported_bytes(stats: Any) -> CompiledBytes:
         alias_bytes=stats.alias_size_in_bytes,
         temporary_bytes=stats.temp_size_in_bytes,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """What is in use of a memory, in bytes; None where it is not known.
+
+    Attributes:
+        held_bytes: Now.
+        peak_bytes: At most, so far.
+    """
+
+    held_bytes: int | None
+    peak_bytes: int | None
+
+
+def held_memory(devices: Sequence[Device]) -> HeldMemory:
+    """Return what the fullest device holds; virtual CPU devices hold the memory of their process.
+
+    Args:
+        devices: The devices of this process, all of one kind.
+    """
+    if devices[0].platform == "cpu":
+        # Darwin counts bytes, others KiB.
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        held = resident_bytes()
+        # Linux counts the one in batches, and may be behind.
+        return HeldMemory(held_bytes=held, peak_bytes=max(peak, held or 0))
+    stats = [device.memory_stats() or {} for device in devices]
+    return HeldMemory(
+        held_bytes=max((s["bytes_in_use"] for s in stats if "bytes_in_use" in s), default=None),
+        peak_bytes=max(
+            (s["peak_bytes_in_use"] for s in stats if "peak_bytes_in_use" in s), default=None
+        ),
+    )
+
+
+def resident_bytes() -> int | None:
+    """Return the memory that this process has in use, in bytes; None where only Linux says it."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def host_memory_bytes() -> int:

@@ -1,4 +1,7 @@
-"""Checkpoints of a run: Orbax, step-scoped, atomic, restored into the layout of any other plan."""
+"""Checkpoints of a run: Orbax, step-scoped, atomic, restored into the layout of any other plan.
+
+They are written while the run goes on: the state is copied to the host first.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=KEEP, create=True, enable_async_checkpointing=False
+                max_to_keep=KEEP, create=True, enable_async_checkpointing=True
             ),
             item_handlers={"state": checkpoint_handler(), "meta": ocp.JsonCheckpointHandler()},
         )
@@ -50,24 +53,24 @@ class Checkpoints:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close Orbax's threads."""
+        """Wait until what was saved is complete, and close Orbax's threads."""
         self._manager.close()
 
     @property
     def newest_step(self) -> int | None:
         """Step of the newest complete checkpoint; None if there is none."""
-        return self._manager.latest_step()
+        # A folder gets its name when all of it is written, by all processes.
+        complete = (step for step in self._manager.all_steps() if self.path(step).exists())
+        return max(complete, default=None)
 
-    def save(self, state: TrainState, history: History) -> Path:
-        """Write a checkpoint of the state; complete or not there at all.
+    def save(self, state: TrainState, history: History) -> None:
+        """Begin to write a checkpoint of the state; complete or not there at all.
 
-        All processes of a job call it, and each writes what it has.
-
-        Returns:
-            Its folder.
+        All processes of a job call it, and each writes what it has.  When it returns the state may
+        be donated.  One that is still being written is waited for first.
         """
         step = int(state.step)
-        if step != self.newest_step:
+        if step != self._manager.latest_step():
             meta = {"identity": self._identity, "history": history.to_json()}
             self._manager.save(
                 step,
@@ -75,7 +78,10 @@ class Checkpoints:
                     state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta)
                 ),
             )
-        return self.path(step)
+
+    def wait(self) -> None:
+        """Wait until what was saved is complete; raises what went wrong with it."""
+        self._manager.wait_until_finished()
 
     def path(self, step: int) -> Path:
         """Return the folder of a checkpoint."""
@@ -95,6 +101,7 @@ class Checkpoints:
         Raises:
             MeshwiseError: there is none, or it is of a run with other settings.
         """
+        self.wait()
         step = self.newest_step
         if step is None:
             raise MeshwiseError(f"no checkpoint in {self._folder}")

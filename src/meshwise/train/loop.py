@@ -21,6 +21,7 @@ from meshwise.errors import StateLostError
 from meshwise.jax_compat import PyTree
 from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
+from meshwise.report.host_stats import HostStats
 from meshwise.runtime.donation import lost_before
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.job.job import Job
@@ -67,8 +68,8 @@ class Listener(Protocol):
         """The held-out text was looked at."""
         ...
 
-    def on_measured(self, step: int, timeline: Timeline) -> None:
-        """A step was timed mesh by mesh."""
+    def on_measured(self, step: int, timeline: Timeline, hosts: Sequence[HostStats]) -> None:
+        """A step was timed mesh by mesh, and the processes told what they did and hold."""
         ...
 
     def on_save(self, step: int, path: Path) -> None:
@@ -94,6 +95,7 @@ class _Run:
             mesh.
         timeline: What each mesh did in the step that was measured.
         measured_s: Seconds of that step.
+        saving: The step of the checkpoint that is being written; None if none is.
     """
 
     options: TrainOptions
@@ -108,6 +110,7 @@ class _Run:
     step_times_s: list[float] = field(default_factory=list[float])
     timeline: Timeline | None = None
     measured_s: float | None = None
+    saving: int | None = None
 
     @property
     def median_step_s(self) -> float:
@@ -130,7 +133,7 @@ class _Run:
             self.listener.on_resume(done)
 
     def train(self, should_stop: Callable[[], bool]) -> None:
-        """Step until the end or until asked to stop; the last state is saved."""
+        """Step until the end or until asked to stop; the last state is saved, and complete."""
         options = self.options
         look = heldout_look(options, self.corpus, self.follow)
         done = len(self.losses)
@@ -142,12 +145,14 @@ class _Run:
             is_measured = options.measure and done == measured
             self._one_step(done, is_measured=is_measured)
             done += 1
+            self._tell_when_saved(wait=False)
             stopped = should_stop()
             is_last = done == options.steps
             if done % options.eval_every == 0 or is_last:
                 self._look_and_tell(look, done)
             if done % options.save_every == 0 or is_last or stopped:
-                self._save_and_tell(done)
+                self._save(done)
+        self._tell_when_saved(wait=True)
 
     def _one_step(self, done: int, *, is_measured: bool) -> None:
         options = self.options
@@ -162,16 +167,22 @@ class _Run:
         if is_measured:
             assert self.timeline is not None
             self.measured_s = step_s
-            self.listener.on_measured(done + 1, self.timeline)
+            self.listener.on_measured(done + 1, self.timeline, self.hosts())
         else:
             self.step_times_s.append(step_s)
         self.listener.on_step(done + 1, self.losses[-1], step_s)
+
+    def hosts(self) -> tuple[HostStats, ...]:
+        """Return what the processes did and hold; none before the first step."""
+        has_run = self.step_times_s or self.measured_s is not None
+        return self.step.stats()["hosts"] if has_run else ()
 
     def _check_state(self) -> None:
         # The loss is there before the update is done.
         try:
             lost_before(jax.tree.leaves(self.state))
         except StateLostError as error:
+            self.checkpoints.wait()
             newest = self.checkpoints.newest_step
             if newest is None:
                 raise
@@ -184,12 +195,24 @@ class _Run:
         self.heldout.append((done, loss))
         self.listener.on_heldout(done, loss)
 
-    def _save_and_tell(self, done: int) -> None:
+    def _save(self, done: int) -> None:
         self._check_state()
+        self._tell_when_saved(wait=True)
         history = History(losses=tuple(self.losses), heldout=tuple(self.heldout))
-        path = self.checkpoints.save(self.state, history)
-        self.step.saved(path)
-        self.listener.on_save(done, path)
+        self.checkpoints.save(self.state, history)
+        # Where the run ends with an error, it waits until the checkpoint is complete.
+        self.step.saved(self.checkpoints.path(done))
+        self.saving = done
+
+    def _tell_when_saved(self, *, wait: bool) -> None:
+        """Tell of the checkpoint that was begun, if it is complete."""
+        if self.saving is None:
+            return
+        if wait:
+            self.checkpoints.wait()
+        if self.checkpoints.newest_step == self.saving:
+            self.listener.on_save(self.saving, self.checkpoints.path(self.saving))
+            self.saving = None
 
 
 def run_training(
@@ -300,6 +323,7 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
         num_microbatches=plan.num_microbatches,
         schedule=plan.schedule,
         stages=stages,
+        hosts=run.hosts(),
     )
 
 

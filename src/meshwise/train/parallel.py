@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -45,6 +45,10 @@ class ParallelTrainStep(Protocol):
 
     def fidelity(self, state: PyTree, batch: PyTree, /) -> tuple[StageFidelity, ...]:
         """For each stage memory and collectives as predicted, and as compiled."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Return what is known of the last step; `hosts` has the `HostStats` of all processes."""
         ...
 
     def saved(self, checkpoint: Path, /) -> None:

@@ -30,6 +30,7 @@ def checkpoint_handler() -> ocp.PyTreeCheckpointHandler:
     It is for `ocp.args.PyTreeSave` and `ocp.args.PyTreeRestore`.  All processes of the job save and
     restore together, in a folder that all see.  An array that each process has for itself is saved
     once, so it must be the same in all.  Keys are restored as keys where the target says so.
+    Orbax writes in the background: the state may be donated as soon as `save` returns.
 
     ```python
     manager = ocp.CheckpointManager(folder, item_handlers=mw.checkpoint_handler())

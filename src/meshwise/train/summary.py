@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from meshwise.report.host_stats import HostStats
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.simulate.timeline import Timeline
 
@@ -51,7 +52,8 @@ class TrainSummary:
     Losses are in nats per byte; `first_loss` and `last_loss` are means over up to ten steps.
     Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all stages
     together.  `schedule` is empty on one mesh.  `is_median_measured`: whether `median_step_s` is of
-    the step that was timed mesh by mesh, which is slower, since there was no other.
+    the step that was timed mesh by mesh, which is slower, since there was no other.  `hosts`: for
+    each process of the job what it did and holds; none where no step ran in this call.
     """
 
     model: str
@@ -78,6 +80,7 @@ class TrainSummary:
     num_microbatches: int
     schedule: str
     stages: tuple[StageSummary, ...]
+    hosts: tuple[HostStats, ...] = ()
     checkpoint: str = ""
     plan_s: float = 0.0
     wall_s: float = 0.0

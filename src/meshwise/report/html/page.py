@@ -10,7 +10,9 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.device_memory import MemoryCheck, mesh_memory_bytes, plan_memory
 from meshwise.plan.text.explain import mesh_text
+from meshwise.report.host_stats import HostStats
 from meshwise.report.html.cluster_map import cluster_map
+from meshwise.report.html.hosts import hosts_section
 from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts
 from meshwise.report.html.sharding import sharding_section
@@ -27,12 +29,13 @@ from meshwise.units import bytes_text, flop_text, seconds_text
 Tile = tuple[str, str, str]
 
 
-def plan_page(plan: Plan, measured: Timeline | None = None) -> str:
+def plan_page(plan: Plan, measured: Timeline | None = None, hosts: Sequence[HostStats] = ()) -> str:
     """Return one HTML file with everything in it: no network, no other file.
 
     Args:
         plan: The plan.
         measured: A step as it ran, shown below the simulated one.
+        hosts: The processes of the job that ran it.
 
     Raises:
         PlanError: the plan cannot be simulated.
@@ -51,6 +54,7 @@ def plan_page(plan: Plan, measured: Timeline | None = None) -> str:
         + (f"<p>The gap is to the best of: {escaped(plan.space)}.</p>" if plan.space else "")
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
+        + hosts_section(hosts)
         + sharding_section(plan)
         + _as_text(plan.explain(), " open" if is_one else "")
         + "</main>"
