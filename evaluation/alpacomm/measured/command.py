@@ -105,7 +105,9 @@ def alpacomm_measured(
     try:
         with Testbed(hosts=num_hosts, rate=f"{rate_mbit:.6f}mbit") as testbed:
             click.echo(f"{machine}", err=True)
-            stream = plain_stream(testbed, 0, 1, mib * MIB, timeout_s=600.0)
+            stream = max(
+                plain_stream(testbed, 0, 1, mib * MIB, timeout_s=600.0) for _ in range(repeats)
+            )
             click.echo(f"a plain stream carries {stream / 1e6:.2f} MB/s", err=True)
             found = measure(
                 testbed, cases, strategies, mib, repeats, lambda line: click.echo(line, err=True)

@@ -98,7 +98,9 @@ class MeasuredPage:
             "## What holds",
             "\n".join(f"- {line}" for line in self.findings()),
             "## Strategies",
-            "Each with its best senders and order.",
+            "Each with its best senders and order. A global all-gather to more than two hosts may "
+            "be faster than its simulation, which keeps the order of the pieces between two hosts: "
+            "a socket sends those that are there before those that are still to come.",
             _table(best),
         ]
         if others:
