@@ -20,7 +20,6 @@ def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
     ("devices", "cases"),
     [
         ((4, 4), ["small:3", "small:4", "rows:4", "parts:3"]),
-        # On a loaded machine about one of ten jobs of this kind hangs; it is not known why.
         pytest.param(
             (3, 3, 2), ["small:19", "rows:4", "device_put:small:28"], marks=pytest.mark.slow
         ),

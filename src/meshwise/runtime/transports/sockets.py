@@ -61,8 +61,10 @@ class SocketTransport:
         self._latest: dict[int, _Waiting] = {}
         self._failure: TransportError | None = None
         self._lock = threading.Lock()
-        watch = threading.Thread(target=_watch, args=(ref(self),), name="watch", daemon=True)
-        watch.start()
+        kept = self._servers, self._connections
+        threading.Thread(
+            target=_watch, args=(ref(self), kept, patience_s), name="watch", daemon=True
+        ).start()
 
     @property
     def process(self) -> int:
@@ -168,11 +170,14 @@ def own_address(coordinator: str) -> str:
         return probe.getsockname()[0]
 
 
-def _watch(transport: ref[SocketTransport]) -> None:
-    while True:
-        time.sleep(_WATCH_EVERY_S)
-        found = transport()
-        if found is None:
-            return
+def _watch(transport: ref[SocketTransport], kept: object, patience_s: float) -> None:
+    """Watch a transport while it is there, and keep what belongs to it as long as others may wait.
+
+    A server is gone when nothing refers to it; a process that has yet to connect waits for ever.
+    """
+    while (found := transport()) is not None:
         found.watch()
         del found
+        time.sleep(_WATCH_EVERY_S)
+    time.sleep(patience_s)
+    del kept
