@@ -8,11 +8,13 @@ thread watches a pull from each process, and breaks the connection after a while
 
 from __future__ import annotations
 
+import atexit
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -26,6 +28,8 @@ from meshwise.runtime.job.job import PATIENCE_S, Job
 from meshwise.runtime.transports.transport import Passage
 
 _WATCH_EVERY_S = 1.0
+# How long the end of the process waits for a look of the watch.
+_LEAVE_S = 3.0
 
 
 @dataclass(slots=True)
@@ -61,10 +65,7 @@ class SocketTransport:
         self._latest: dict[int, _Waiting] = {}
         self._failure: TransportError | None = None
         self._lock = threading.Lock()
-        kept = self._servers, self._connections
-        threading.Thread(
-            target=_watch, args=(ref(self), kept, patience_s), name="watch", daemon=True
-        ).start()
+        _start_watch(ref(self), (self._servers, self._connections), patience_s)
 
     @property
     def process(self) -> int:
@@ -170,14 +171,31 @@ def own_address(coordinator: str) -> str:
         return probe.getsockname()[0]
 
 
-def _watch(transport: ref[SocketTransport], kept: object, patience_s: float) -> None:
+def _start_watch(transport: ref[SocketTransport], kept: object, patience_s: float) -> None:
     """Watch a transport while it is there, and keep what belongs to it as long as others may wait.
 
     A server is gone when nothing refers to it; a process that has yet to connect waits for ever.
+    At the end of the process the watch ends first: a thread that comes from C++ into an interpreter
+    which shuts down may abort the process.
     """
-    while (found := transport()) is not None:
-        found.watch()
-        del found
-        time.sleep(_WATCH_EVERY_S)
-    time.sleep(patience_s)
-    del kept
+    ending = threading.Event()
+
+    def watch() -> None:
+        while (found := transport()) is not None:
+            found.watch()
+            del found
+            if ending.wait(_WATCH_EVERY_S):
+                return
+        if not ending.wait(patience_s):
+            atexit.unregister(leave)
+
+    thread = threading.Thread(target=watch, name="watch", daemon=True)
+    # What is kept stays until JAX, too, has left the job.
+    leave = partial(_leave, ending, thread, kept)
+    atexit.register(leave)
+    thread.start()
+
+
+def _leave(ending: threading.Event, thread: threading.Thread, _kept: object) -> None:
+    ending.set()
+    thread.join(_LEAVE_S)
