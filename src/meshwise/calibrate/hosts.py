@@ -76,12 +76,12 @@ def calibrate_hosts(
         say: Is told what is measured between hosts.
 
     Raises:
-        ClusterError: nobody says how much memory a device has, or hosts have different numbers of
-            devices.
+        ClusterError: nobody says how much memory a device has, hosts have different numbers of
+            devices, or processes of one machine do not follow each other.
         TransportError: nothing passes between two processes.
     """
     machines = job.exchange("the name of its machine", socket.gethostname())
-    hosts = _hosts(machines)
+    hosts = hosts_of(cast("list[Device]", jax.devices()), machines)
     mine = next(host for host in hosts if any(d.process_index == job.process for d in host))
     counts = {len(host) for host in hosts}
     if len(counts) > 1:
@@ -110,14 +110,30 @@ def calibrate_hosts(
     )
 
 
-def _hosts(machines: Sequence[str]) -> list[list[Device]]:
-    """Return the devices of each host: of a process for CPUs, of a machine for others."""
+def hosts_of(devices: Sequence[Device], machines: Sequence[str]) -> list[list[Device]]:
+    """Return the devices of each host: of a process for CPUs, of a machine for others.
+
+    Args:
+        devices: Those of all processes.
+        machines: For each process the name of its machine.
+
+    Raises:
+        ClusterError: processes of one machine do not follow each other.
+    """
 
     def host(device: Device) -> str:
         number = device.process_index
         return str(number) if device.platform == "cpu" else machines[number]
 
-    return [list(devices) for _, devices in groupby(cast("list[Device]", jax.devices()), host)]
+    found: dict[str, list[Device]] = {}
+    for name, some in groupby(devices, host):
+        if name in found:
+            raise ClusterError(
+                f"processes of machine {name!r} have numbers with those of other machines between "
+                "them; start them so that those of one machine follow each other"
+            )
+        found[name] = list(some)
+    return list(found.values())
 
 
 def cluster_of_hosts(hosts: Sequence[HostSpec], pairs: Sequence[PairPoint]) -> ClusterSpec:
