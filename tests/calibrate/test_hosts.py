@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import meshwise as mw
 from meshwise.calibrate import network
-from meshwise.calibrate.hosts import cluster_of_hosts, hosts_of
+from meshwise.calibrate.hosts import cluster_of_hosts, hosts_of, memory_of_one
 from meshwise.calibrate.network import PairPoint, rounds
 from meshwise.cluster.catalog import HOSTS
 from meshwise.cluster.description.toml_text import cluster_toml
@@ -68,6 +68,14 @@ def test_accelerators_of_a_machine_are_one_host() -> None:
 def test_processes_of_a_machine_with_others_between_them_are_refused() -> None:
     with pytest.raises(ClusterError, match="machine 'a' have numbers with those of other machines"):
         hosts_of(devices(0, 1, 2), ["a", "b", "a"])
+
+
+def test_memory_is_asked_of_devices_of_this_process() -> None:
+    (own,) = devices(1)
+    own.memory_stats = lambda: {"bytes_limit": 5}
+    assert memory_of_one([own], 8) == 5
+    virtual = devices(0, 0, platform="cpu")
+    assert memory_of_one(virtual, 4) == 2 * (memory_of_one(virtual, 8) or 0)
 
 
 class SlowStart(network._Network):

@@ -22,7 +22,7 @@ from meshwise.cluster.description.profile import CollectivePoint
 from meshwise.cluster.host import HostGroup, HostSpec, Link
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
-from meshwise.runtime.device_memory import host_memory_bytes
+from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
 from meshwise.runtime.devices import Device
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.transports.choice import transport_of
@@ -90,10 +90,10 @@ def calibrate_hosts(
             "needs equal numbers; calibrate hosts of each kind by themselves, and join them in a "
             "cluster file"
         )
-    if memory_bytes is None and mine[0].platform == "cpu":
+    if memory_bytes is None:
         here = {n for n, name in enumerate(machines) if name == machines[job.process]}
         sharing = sum(len(host) for host in hosts if host[0].process_index in here)
-        memory_bytes = host_memory_bytes() // sharing
+        memory_bytes = memory_of_one(cast("list[Device]", jax.local_devices()), sharing)
     now = agreed_clock(job)
     profile = calibrate(
         mine, command=command, sizes=sizes, memory_bytes=memory_bytes, report=report, now=now
@@ -108,6 +108,18 @@ def calibrate_hosts(
     return CalibratedHosts(
         cluster=cluster, pairs=pairs, collectives=collectives, notes=tuple(_notes(hosts, pairs))
     )
+
+
+def memory_of_one(own: Sequence[Device], num_sharing: int) -> int | None:
+    """Return the bytes of one device; None if JAX does not say it.
+
+    Args:
+        own: Devices of this process: JAX says it of no others.
+        num_sharing: Virtual CPU devices that share the memory of this machine.
+    """
+    if own[0].platform == "cpu":
+        return host_memory_bytes() // num_sharing
+    return device_memory_bytes(own)
 
 
 def hosts_of(devices: Sequence[Device], machines: Sequence[str]) -> list[list[Device]]:
