@@ -98,14 +98,19 @@ def test_the_time_to_connect_does_not_make_arrays_small() -> None:
 
 def test_equal_hosts_are_one_kind_with_the_network_of_the_median_pair() -> None:
     noisy = [
-        replace(HOST, device=replace(HOST.device, flop_per_s=(("float32", rate),)))
-        for rate in (1.0e12, 1.2e12, 1.1e12)
+        replace(
+            HOST,
+            device=replace(HOST.device, flop_per_s=(("float32", rate),), memory_bytes=memory),
+        )
+        for rate, memory in ((1.0e12, 5), (1.2e12, 6), (1.1e12, 7))
     ]
     pairs = [pair(0, 1, 8e9, 3.8), pair(0, 2, 1e9, 4.1), pair(1, 2, 12e9, 4.0)]
     cluster = cluster_of_hosts(noisy, pairs)
     (group,) = cluster.groups
     assert group.count == 3
     assert group.host.device.rate("float32") == 1.1e12
+    # A plan has to fit on each of them.
+    assert group.host.device.memory_bytes == 5
     # All four devices together are four times as fast as one of them: they have a card each.
     assert (group.host.num_nics, group.host.nic) == (4, Link(latency_s=1e-4, bytes_per_s=2e9))
 

@@ -19,7 +19,8 @@ class RayStep(PlannedStep):
 
     Arguments and results are as in a `ParallelStep`, with handles in place of arrays: an array
     stays on the hosts until it is read, as by `float(loss)`.  Arguments that are no handles go to
-    every host.  For what a `ParallelStep` can do beyond these methods there is `RayCluster.run`.
+    every host.  It cannot be passed to `RayCluster.run`: for what else a `ParallelStep` can do,
+    call `parallelize` in a function that runs there.
     """
 
     def __init__(

@@ -152,8 +152,8 @@ def cluster_of_hosts(hosts: Sequence[HostSpec], pairs: Sequence[PairPoint]) -> C
     """Return the cluster of measured hosts.
 
     Hosts with equal devices are one kind, with the numbers of the one in the middle by its rate of
-    products, so that a plan does not take noise for a difference; the network is that of the median
-    pair, as fast as both ways at once are.
+    products, so that a plan does not take noise for a difference, and with the least memory; the
+    network is that of the median pair, as fast as both ways at once are.
 
     Args:
         hosts: What was measured of each, without its network.
@@ -172,9 +172,11 @@ def cluster_of_hosts(hosts: Sequence[HostSpec], pairs: Sequence[PairPoint]) -> C
 
 
 def _middle(hosts: Sequence[HostSpec]) -> HostSpec:
-    """Return the host with the median rate of float32 products."""
+    """Return the host with the median rate of float32 products, and the least memory of all."""
     ordered = sorted(hosts, key=lambda host: host.device.rate("float32"))
-    return ordered[(len(ordered) - 1) // 2]
+    middle = ordered[(len(ordered) - 1) // 2]
+    memory_bytes = min(host.device.memory_bytes for host in hosts)
+    return replace(middle, device=replace(middle.device, memory_bytes=memory_bytes))
 
 
 def _network(host: HostSpec, pairs: Sequence[PairPoint]) -> Callable[[HostSpec], HostSpec]:
