@@ -7,7 +7,7 @@ suite stand for it (docs/facts.md section 3).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TypeAlias
@@ -170,7 +170,8 @@ def _searched(
         run = stage_plan(found, costs, chosen)
         stages.append(
             Stage(
-                chunk=chunk_of(stage),
+                # Each way of the comparison has flows of its own.
+                chunk=replace(chunk_of(stage), forward_passing=None, backward_passing=None),
                 first_host=place.hosts.start,
                 submesh=stage.submesh,
                 mesh=stage.mesh.sizes,

@@ -43,7 +43,11 @@ def seconds_by_way(
 def _seconds(
     way: str, plan: Plan, found: FoundPipeline, ends: list[tuple[Layout, Layout]]
 ) -> float:
-    chunks = [chunk_of(stage) for stage in plan.stages]
+    # Sent by this way, not by that of the plan.
+    chunks = [
+        replace(chunk_of(stage), forward_passing=None, backward_passing=None)
+        for stage in plan.stages
+    ]
     crossing: list[tuple[float, float]] = []
     kinds = [found.kinds[s.submesh] for s in found.plan.stages]
     for k, (left, right) in enumerate(pairwise(plan.stages)):

@@ -18,6 +18,7 @@ from evaluation.hosts.testbed import Testbed
 from evaluation.predictions.results import HEAD, Result, findings, from_line
 from evaluation.predictions.settings import DEVICES_PER_HOST, drawn
 from evaluation.predictions.settings import end_to_end as compared
+from meshwise.cli.outputs import check_writable
 from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
@@ -67,6 +68,11 @@ def predictions(plans: int, seed: int, end_to_end: bool, rate: str, steps: int, 
     reason = obstacle()
     if reason is not None:
         raise click.ClickException(reason)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {file}: {error.strerror}") from error
+    check_writable(file)
     machine = this_machine()
     settings = compared() if end_to_end else drawn(plans, seed)
 
@@ -122,7 +128,6 @@ def predictions(plans: int, seed: int, end_to_end: bool, rate: str, steps: int, 
         "```",
         "",
     ]
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, "\n".join(lines))
     for line in findings(results):
         click.echo(line)

@@ -185,3 +185,12 @@ def test_a_cluster_that_is_none_is_refused():
     result = call("--target", "v5e", "--cluster", "1x tpu-v5f")
     assert result.exit_code == 1
     assert "no host 'tpu-v5f' in the catalog" in result.stderr
+
+
+def test_hosts_refuse_what_they_do_not_take(tmp_path: Path):
+    for given in (["--json"], ["--devices", "2"], ["--cluster", "v5e-4"]):
+        result = call("--hosts", *given)
+        assert result.exit_code == 2
+        assert f"leave {given[0]} out" in result.stderr
+    result = call("--hosts", "--out", str(tmp_path / "cluster.json"))
+    assert "must end with .toml" in result.stderr

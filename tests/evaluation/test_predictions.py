@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from itertools import repeat
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+from evaluation.predictions import command
 from evaluation.predictions.process import MEASURED
 from evaluation.predictions.results import Result, findings, from_line
 from evaluation.predictions.settings import Setting, drawn
@@ -48,3 +52,14 @@ def test_findings_count_what_is_close_and_in_order() -> None:
     assert findings(list(repeat(result(1.0, 1.0, 0.1), 2)))[2].startswith("Of 0 pairs")
     wrong = findings([result(2.0, 1.0), result(1.0, 2.0)])
     assert wrong[2].startswith("Of 1 pairs that differ by more than their noise, 0 come")
+
+
+def test_a_page_that_cannot_be_written_costs_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "obstacle", lambda: None)
+    monkeypatch.setattr(command, "Testbed", None)
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(command.predictions, ["--page", str(tmp_path / "file" / "x.md")])
+    assert result.exit_code == 1
+    assert "cannot write" in result.output

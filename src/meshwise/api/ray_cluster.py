@@ -29,7 +29,7 @@ class RayCluster(ClusterSpec):
         """The same without the processes: what is planned for."""
         return ClusterSpec(name=self.name, groups=self.groups)
 
-    def run(self, fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, fun: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function in the process of every host, as to save a state.
 
         Args:
@@ -41,7 +41,7 @@ class RayCluster(ClusterSpec):
             What it returns in process 0, with handles in place of arrays.
 
         Raises:
-            ClusterError: a host has ended.
+            ClusterError: a host has ended, or what comes back cannot be sent.
             Exception: what the function raised.  Where it did not on all hosts, they are ended.
         """
         return self.hosts.run(fun, args, kwargs)

@@ -19,7 +19,8 @@ class RayStep(PlannedStep):
 
     Arguments and results are as in a `ParallelStep`, with handles in place of arrays: an array
     stays on the hosts until it is read, as by `float(loss)`.  Arguments that are no handles go to
-    every host.  For what a `ParallelStep` can do beyond these methods there is `RayCluster.run`.
+    every host.  It cannot be passed to `RayCluster.run`: for what else a `ParallelStep` can do,
+    call `parallelize` in a function that runs there.
     """
 
     def __init__(
@@ -32,19 +33,19 @@ class RayStep(PlannedStep):
         self._there: Handle | None = None
         update_wrapper(self, fun)
 
-    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: handles or arrays in, handles out."""
         return self._run(_call, *args, **kwargs)
 
-    def init(self, fun: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
+    def init(self, fun: Callable[..., PyTree], /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Create the state on the hosts, see `ParallelStep.init`, and return its handles."""
         return self._run(_init, fun, *args, **kwargs)
 
-    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
+    def plan(self, /, *args: PyTree, **kwargs: PyTree) -> Plan:
         """Return the plan for arguments of these shapes, see `ParallelStep.plan`."""
         return Plan.from_json(self._run(_plan, *args, **kwargs))
 
-    def explain(self, *args: PyTree, **kwargs: PyTree) -> str:
+    def explain(self, /, *args: PyTree, **kwargs: PyTree) -> str:
         """Return the text of the plan with prices, see `ParallelStep.explain`."""
         return self._run(_explain, *args, **kwargs)
 
@@ -57,7 +58,7 @@ class RayStep(PlannedStep):
         """The plans made so far, oldest first."""
         return tuple(map(Plan.from_json, self._run(_plans)))
 
-    def _run(self, fun: Callable[..., Any], *args: PyTree, **kwargs: PyTree) -> Any:
+    def _run(self, fun: Callable[..., Any], /, *args: PyTree, **kwargs: PyTree) -> Any:
         if self._there is None:
             options = dict(self._parallelized.keywords)
             if isinstance(options["method"], Follow):
@@ -74,19 +75,19 @@ def _made(make: Callable[[], Any]) -> Staying:
     return Staying(make())
 
 
-def _call(step: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
+def _call(step: Any, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
     return step(*args, **kwargs)
 
 
-def _init(step: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
+def _init(step: Any, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
     return step.init(*args, **kwargs)
 
 
-def _plan(step: Any, *args: PyTree, **kwargs: PyTree) -> str:
+def _plan(step: Any, /, *args: PyTree, **kwargs: PyTree) -> str:
     return step.plan(*args, **kwargs).to_json()
 
 
-def _explain(step: Any, *args: PyTree, **kwargs: PyTree) -> str:
+def _explain(step: Any, /, *args: PyTree, **kwargs: PyTree) -> str:
     return step.explain(*args, **kwargs)
 
 

@@ -22,7 +22,7 @@ from meshwise.cluster.description.profile import CollectivePoint
 from meshwise.cluster.host import HostGroup, HostSpec, Link
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
-from meshwise.runtime.device_memory import host_memory_bytes
+from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
 from meshwise.runtime.devices import Device
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.transports.choice import transport_of
@@ -76,12 +76,12 @@ def calibrate_hosts(
         say: Is told what is measured between hosts.
 
     Raises:
-        ClusterError: nobody says how much memory a device has, or hosts have different numbers of
-            devices.
+        ClusterError: nobody says how much memory a device has, hosts have different numbers of
+            devices, or processes of one machine do not follow each other.
         TransportError: nothing passes between two processes.
     """
     machines = job.exchange("the name of its machine", socket.gethostname())
-    hosts = _hosts(machines)
+    hosts = hosts_of(cast("list[Device]", jax.devices()), machines)
     mine = next(host for host in hosts if any(d.process_index == job.process for d in host))
     counts = {len(host) for host in hosts}
     if len(counts) > 1:
@@ -90,10 +90,10 @@ def calibrate_hosts(
             "needs equal numbers; calibrate hosts of each kind by themselves, and join them in a "
             "cluster file"
         )
-    if memory_bytes is None and mine[0].platform == "cpu":
+    if memory_bytes is None:
         here = {n for n, name in enumerate(machines) if name == machines[job.process]}
         sharing = sum(len(host) for host in hosts if host[0].process_index in here)
-        memory_bytes = host_memory_bytes() // sharing
+        memory_bytes = memory_of_one(cast("list[Device]", jax.local_devices()), sharing)
     now = agreed_clock(job)
     profile = calibrate(
         mine, command=command, sizes=sizes, memory_bytes=memory_bytes, report=report, now=now
@@ -110,22 +110,50 @@ def calibrate_hosts(
     )
 
 
-def _hosts(machines: Sequence[str]) -> list[list[Device]]:
-    """Return the devices of each host: of a process for CPUs, of a machine for others."""
+def memory_of_one(own: Sequence[Device], num_sharing: int) -> int | None:
+    """Return the bytes of one device; None if JAX does not say it.
+
+    Args:
+        own: Devices of this process: JAX says it of no others.
+        num_sharing: Virtual CPU devices that share the memory of this machine.
+    """
+    if own[0].platform == "cpu":
+        return host_memory_bytes() // num_sharing
+    return device_memory_bytes(own)
+
+
+def hosts_of(devices: Sequence[Device], machines: Sequence[str]) -> list[list[Device]]:
+    """Return the devices of each host: of a process for CPUs, of a machine for others.
+
+    Args:
+        devices: Those of all processes.
+        machines: For each process the name of its machine.
+
+    Raises:
+        ClusterError: processes of one machine do not follow each other.
+    """
 
     def host(device: Device) -> str:
         number = device.process_index
         return str(number) if device.platform == "cpu" else machines[number]
 
-    return [list(devices) for _, devices in groupby(cast("list[Device]", jax.devices()), host)]
+    found: dict[str, list[Device]] = {}
+    for name, some in groupby(devices, host):
+        if name in found:
+            raise ClusterError(
+                f"processes of machine {name!r} have numbers with those of other machines between "
+                "them; start them so that those of one machine follow each other"
+            )
+        found[name] = list(some)
+    return list(found.values())
 
 
 def cluster_of_hosts(hosts: Sequence[HostSpec], pairs: Sequence[PairPoint]) -> ClusterSpec:
     """Return the cluster of measured hosts.
 
     Hosts with equal devices are one kind, with the numbers of the one in the middle by its rate of
-    products, so that a plan does not take noise for a difference; the network is that of the median
-    pair, as fast as both ways at once are.
+    products, so that a plan does not take noise for a difference, and with the least memory; the
+    network is that of the median pair, as fast as both ways at once are.
 
     Args:
         hosts: What was measured of each, without its network.
@@ -144,9 +172,11 @@ def cluster_of_hosts(hosts: Sequence[HostSpec], pairs: Sequence[PairPoint]) -> C
 
 
 def _middle(hosts: Sequence[HostSpec]) -> HostSpec:
-    """Return the host with the median rate of float32 products."""
+    """Return the host with the median rate of float32 products, and the least memory of all."""
     ordered = sorted(hosts, key=lambda host: host.device.rate("float32"))
-    return ordered[(len(ordered) - 1) // 2]
+    middle = ordered[(len(ordered) - 1) // 2]
+    memory_bytes = min(host.device.memory_bytes for host in hosts)
+    return replace(middle, device=replace(middle.device, memory_bytes=memory_bytes))
 
 
 def _network(host: HostSpec, pairs: Sequence[PairPoint]) -> Callable[[HostSpec], HostSpec]:

@@ -86,6 +86,8 @@ def rounds(num_hosts: int) -> Iterator[list[tuple[int, int]]]:
     Args:
         num_hosts: How many hosts.
     """
+    if num_hosts < 2:
+        return
     circle = [*range(num_hosts), *([-1] if num_hosts % 2 else [])]
     for _ in range(len(circle) - 1):
         half = len(circle) // 2
@@ -155,6 +157,7 @@ class _Network:
         """Return the bytes a second of each group of ways; all groups send at once."""
         ways = [way for group in groups for way in group]
         num_bytes = _FIRST_BYTES
+        self._seconds(ways, num_bytes)  # It connects the devices, which may take seconds.
         slowest_s = max(self._seconds(ways, num_bytes))
         num_bytes = max(num_bytes, min(_MOST_BYTES, int(num_bytes * _LARGE_S / slowest_s)))
         runs = [self._seconds(ways, num_bytes) for _ in range(_REPEATS)]

@@ -11,25 +11,62 @@ from pathlib import Path
 import click
 import jax
 
+from meshwise.api.distributed_cluster import distributed_cluster
 from meshwise.calibrate.hosts import CalibratedHosts, calibrate_hosts
 from meshwise.calibrate.measure import Sizes
+from meshwise.cli.outputs import check_writable
 from meshwise.cluster.description.toml_text import cluster_toml
 from meshwise.errors import MeshwiseError
-from meshwise.runtime.job.job import current_job
+from meshwise.runtime.job.job import Job, current_job
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
+# Options that a job does not take, by the names of their parameters.
+_OTHERS = {
+    "--devices": "--devices",
+    "--target": "--target",
+    "--cluster": "--cluster",
+    "--as_json": "--json",
+}
 
 
 def _check(out: Path | None, given: Collection[str]) -> None:
-    others = sorted({"--devices", "--target", "--cluster", "--as-json", "--json"} & {*given})
+    others = [name for option, name in _OTHERS.items() if option in given]
     if others:
         raise click.UsageError(f"--hosts measures what the job has: leave {', '.join(others)} out")
     if out is not None and out.suffix != ".toml":
         raise click.UsageError(
             f"--hosts writes a cluster file: --out must end with .toml, got {out}"
         )
+
+
+def _joined() -> Job:
+    """Join the other processes."""
+    try:
+        jax.distributed.initialize()
+    except (RuntimeError, ValueError) as error:
+        raise click.ClickException(f"JAX cannot join a job: {error}") from error
+    job = current_job()
+    if job is None:
+        raise click.ClickException(
+            "this process is in no job of several: run it under `meshwise launch`, `srun` or "
+            "`mpirun`, or calibrate without --hosts"
+        )
+    return job
+
+
+def _check_job(job: Job, out: Path | None) -> None:
+    """Refuse, in every process, before minutes are spent."""
+
+    def check_out() -> str:
+        if out is not None:
+            check_writable(out)
+        return ""
+
+    job.from_first("the check of --out", check_out)
+    if jax.devices()[0].platform == "cpu":
+        distributed_cluster()  # It refuses processes that would wait for ever.
 
 
 def calibrate_job(
@@ -48,22 +85,14 @@ def calibrate_job(
     """
     _check(out, given)
     start = time.monotonic()
-    try:
-        jax.distributed.initialize()
-    except (RuntimeError, ValueError) as error:
-        raise click.ClickException(f"JAX cannot join a job: {error}") from error
-    job = current_job()
-    if job is None:
-        raise click.ClickException(
-            "this process is in no job of several: run it under `meshwise launch`, `srun` or "
-            "`mpirun`, or calibrate without --hosts"
-        )
+    job = _joined()
 
     def say(text: str) -> None:
         if not job.process:
             click.echo(f"[{time.monotonic() - start:.0f} s] {text}", err=True)
 
     try:
+        _check_job(job, out)
         found = calibrate_hosts(
             job,
             command=shlex.join(["meshwise", *sys.argv[1:]]),
@@ -75,6 +104,7 @@ def calibrate_job(
         if job.process:
             return
         text = _text(found)
+        click.echo(text)
         if out is not None:
             cluster = found.cluster
             write_atomically(out, cluster_toml(cluster.name, cluster.groups, text.splitlines()))
@@ -85,7 +115,6 @@ def calibrate_job(
         raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"cannot write {out}: {error.strerror}") from error
-    click.echo(text)
     if out is not None:
         click.echo(f"wrote {out}; use it as `--cluster {out}`", err=True)
 

@@ -24,7 +24,7 @@ def cluster_toml(name: str, groups: Sequence[HostGroup], comments: Sequence[str]
         comments: Lines that stand before it.
     """
     lines = [f"# {line}" for text in comments for line in textwrap.wrap(text, _WIDTH - 2)]
-    lines.append(f"name = {json.dumps(name)}")
+    lines.append(f"name = {_text(name)}")
     for group in groups:
         lines += ["", "[[hosts]]", f"count = {group.count}", "", *_lines("hosts.host", group.host)]
     return "\n".join(lines) + "\n"
@@ -53,6 +53,11 @@ def _value(value: object) -> str:
         case bool():
             return str(value).lower()
         case str():
-            return json.dumps(value)
+            return _text(value)
         case _:
             return repr(value)
+
+
+def _text(value: str) -> str:
+    """Return a string of TOML, which has no surrogates and escapes one character more."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

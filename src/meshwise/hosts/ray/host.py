@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from meshwise.errors import ClusterError
 from meshwise.hosts.member import JobMember
 from meshwise.hosts.ray import joining
 from meshwise.hosts.ray.host_request import ray_module
@@ -66,6 +67,17 @@ class Argument:
     skeleton: Skeleton | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """In place of a result that cannot be sent.
+
+    Attributes:
+        text: Why.
+    """
+
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCall:
     """A call of a function on every host.
@@ -113,7 +125,7 @@ class Host:
         """
         joining.join(member, is_one_node=is_one_node)
 
-    def call(self, call: HostCall) -> Argument | None:
+    def call(self, call: HostCall) -> Argument | Unsent | None:
         """Call a function; arrays that it returns stay here.
 
         Args:
@@ -121,7 +133,20 @@ class Host:
 
         Returns:
             The result without its arrays; None where process 0 tells it.
+
+        Raises:
+            ClusterError: in place of an error of the function that cannot be sent.
+            Exception: what the function raised.
         """
+        try:
+            return self._called(call)
+        except Exception as error:
+            if _can_be_sent(error):
+                raise
+            # Ray would take it for the end of this process.
+            raise ClusterError(f"{type(error).__name__}: {error}") from error
+
+    def _called(self, call: HostCall) -> Argument | Unsent | None:
         for number in call.dropped:
             self._values.pop(number, None)
         self._trees.forget(call.known_trees)
@@ -134,7 +159,8 @@ class Host:
         number = self._trees.learn(tree) if known is None else known
         if jax.process_index():
             return None
-        return Argument(number, told, None if known is not None else Skeleton.of(tree))
+        found = Argument(number, told, None if known is not None else Skeleton.of(tree))
+        return _unsent(found) or found
 
     def wait(self, number: int) -> None:
         """Wait until an array is computed.
@@ -171,6 +197,26 @@ class Host:
             self._values[number] = leaf.value
             return Staying()
         return leaf
+
+
+def _can_be_sent(error: Exception) -> bool:
+    """Return whether an error can be read where it is sent."""
+    pickle = ray_module("ray.cloudpickle")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return False
+    return True
+
+
+def _unsent(result: Argument) -> Unsent | None:
+    """Return why a result cannot be sent; None if it can."""
+    try:
+        # Without a copy of its arrays.
+        ray_module("ray.cloudpickle").dumps(result, protocol=5, buffer_callback=lambda _: None)
+    except Exception as error:
+        return Unsent(f"{type(error).__name__}: {error}")
+    return None
 
 
 def _pieces(array: jax.Array) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:

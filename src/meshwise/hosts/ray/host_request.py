@@ -51,6 +51,16 @@ class HostRequest:
         for name, value in sizes.items():
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise LaunchError(f"{name}={value!r} must be a whole number of at least 1")
+        for name, value in self.resources.items():
+            if not isinstance(value, int | float) or value < 0:
+                raise LaunchError(
+                    f"resources_per_host: {name}={value!r} must be a number of at least 0"
+                )
+        if not any(self.resources.values()):
+            raise LaunchError(f"resources_per_host={self.resources_per_host!r} reserves nothing")
+        for name, value in self.env_vars.items():
+            if not isinstance(value, str):
+                raise LaunchError(f"env_vars: {name}={value!r} must be a text")
         if self.devices_per_host is None and self.accelerator is None:
             raise LaunchError(
                 "a host needs devices: say devices_per_host=2 for virtual CPU devices, or "

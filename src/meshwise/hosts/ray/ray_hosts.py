@@ -17,7 +17,15 @@ import numpy as np
 from meshwise.errors import ClusterError, LaunchError
 from meshwise.hosts.member import JobMember
 from meshwise.hosts.ray.handle import ArrayHandle, Handle
-from meshwise.hosts.ray.host import Argument, ArrayType, Host, HostCall, Staying, Stored
+from meshwise.hosts.ray.host import (
+    Argument,
+    ArrayType,
+    Host,
+    HostCall,
+    Staying,
+    Stored,
+    Unsent,
+)
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
 from meshwise.hosts.ray.trees import Skeleton, Trees
 from meshwise.jax_compat import PyTree
@@ -35,12 +43,12 @@ class _Started:
 
     Attributes:
         actors: The processes.
-        group: What Ray reserved for them.
+        groups: What Ray reserved for them.
         has_ray: Whether this driver was connected to Ray for them.
     """
 
     actors: list[Any]
-    group: Any
+    groups: list[Any]
     has_ray: bool
 
 
@@ -67,13 +75,14 @@ class RayHosts:
         self._trees = Trees()
         self._next_number = 0
         self._dropped: deque[int] = deque()
-        group = self._ray.util.placement_group(
-            [request.resources] * request.num_hosts, strategy=request.strategy
-        )
-        started = _Started(actors=[], group=group, has_ray=has_ray)
+        started = _Started(actors=[], groups=[], has_ray=has_ray)
         self._actors = started.actors
         self._end = weakref.finalize(self, _end, started)
         try:
+            group = self._ray.util.placement_group(
+                [request.resources] * request.num_hosts, strategy=request.strategy
+            )
+            started.groups.append(group)
             self._start(request, group, patience_s)
         except BaseException:
             self.shutdown()
@@ -92,6 +101,7 @@ class RayHosts:
         options = {
             "num_cpus": own.pop("CPU"),
             "num_gpus": own.pop("GPU", 0),
+            "memory": own.pop("memory", None),
             "resources": own,
             "runtime_env": {"env_vars": request.variables()},
         }
@@ -124,6 +134,7 @@ class RayHosts:
             What it returns in process 0, with handles of the arrays.
 
         Raises:
+            ClusterError: the result, or what the function raised, cannot be sent.
             Exception: what the function raised, with the traceback of the host. Where hosts do not
                 all fail, or one has died, the others are ended.
         """
@@ -142,6 +153,11 @@ class RayHosts:
                 )
                 is_large = call.num_bytes > _SMALL_BYTES
                 result = self._all("call", self._ray.put(call) if is_large else call)[0]
+                if isinstance(result, Unsent):
+                    raise ClusterError(
+                        f"the result of {getattr(fun, '__name__', fun)} cannot be sent to the "
+                        f"driver ({result.text}); return arrays, or None"
+                    )
             except BaseException:
                 self._trees.forget(known)
                 self._dropped.extend(dropped)
@@ -162,9 +178,15 @@ class RayHosts:
         if not isinstance(dtype, np.dtype):
             raise TypeError(f"an array of {dtype} has no values of NumPy; fetch its key_data")
         whole = np.empty(shape, dtype)
-        for pieces in self._all("pieces", number):
+        left = whole.size
+        for pieces in self._all("pieces", number, is_of_each=True):
+            if not left:  # Where each host has an array of its own, it is that of process 0.
+                break
             for index, piece in pieces:
                 whole[index] = piece
+                left -= piece.size
+        # A handle keeps it for all later readers.
+        whole.flags.writeable = False
         return whole
 
     def wait(self, number: int) -> None:
@@ -173,7 +195,7 @@ class RayHosts:
         Args:
             number: Its number.
         """
-        self._all("wait", number)
+        self._all("wait", number, is_of_each=True)
 
     def drop(self, number: int) -> None:
         """Say that nobody holds a value any more; the next call tells the hosts.
@@ -217,11 +239,26 @@ class RayHosts:
             return ArrayHandle(self, number, leaf.shape, leaf.dtype)
         return Handle(self, number) if isinstance(leaf, Staying) else leaf
 
-    def _all(self, method: str, *args: Any) -> list[Any]:
-        """Call a method of every host, and return what they return."""
+    def _all(self, method: str, *args: Any, is_of_each: bool = False) -> list[Any]:
+        """Call a method of every host, and return what they return.
+
+        Args:
+            method: Its name.
+            *args: Its arguments.
+            is_of_each: Whether a host does it without the others, so that none waits for another
+                one that fails.
+        """
         with self._lock:
             self._check_alive()
-            return self._results([getattr(actor, method).remote(*args) for actor in self._actors])
+            calls: list[Any] = []
+            try:
+                calls.extend(getattr(actor, method).remote(*args) for actor in self._actors)
+            except BaseException as error:
+                # Hosts have come apart where only some were told, unless nobody was.
+                if calls or not isinstance(error, Exception):
+                    self.shutdown(f"{type(error).__name__} in the driver")
+                raise
+            return self._results(calls, is_of_each=is_of_each)
 
     def _check_alive(self) -> None:
         # Ray would connect again by itself.
@@ -230,7 +267,7 @@ class RayHosts:
                 f"{self.name} have ended: {self._end_text}; make new ones with mw.Cluster.ray"
             )
 
-    def _results(self, references: Sequence[Any]) -> list[Any]:
+    def _results(self, references: Sequence[Any], *, is_of_each: bool = False) -> list[Any]:
         """Return what all hosts return, or raise what the first one that failed raised."""
         found: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
@@ -252,14 +289,15 @@ class RayHosts:
             self.shutdown(f"{type(error).__name__} in the driver")
             raise
         if errors:
-            self._raise(errors, is_of_all=len(errors) == len(references))
+            go_on = not waiting and (is_of_each or not found)
+            self._raise(errors, go_on=go_on)
         return [found[number] for number in range(len(references))]
 
-    def _raise(self, errors: dict[int, Exception], *, is_of_all: bool) -> NoReturn:
+    def _raise(self, errors: dict[int, Exception], *, go_on: bool) -> NoReturn:
         """Raise the first error, and end the hosts where they have come apart."""
         number, first = next(iter(errors.items()))
         cause = getattr(first, "cause", None)
-        if is_of_all and cause is not None:
+        if go_on and cause is not None:
             raise cause from first
         name = type(cause or first).__name__
         self.shutdown(f"host {number} failed with {name}, others did not")
@@ -277,6 +315,14 @@ def _end(started: _Started) -> None:
     for actor in started.actors:
         with suppress(ray.exceptions.RayError):
             ray.kill(actor)
-    ray.util.remove_placement_group(started.group)
-    if started.has_ray:
+    for group in started.groups:
+        ray.util.remove_placement_group(group)
+    if started.has_ray and not _has_others(ray, started.groups):
         ray.shutdown()
+
+
+def _has_others(ray: Any, groups: Sequence[Any]) -> bool:
+    """Return whether Ray has reserved anything else, as for another cluster of this driver."""
+    own = {group.id.hex() for group in groups}
+    table = ray.util.placement_group_table()
+    return any(name not in own and found["state"] != "REMOVED" for name, found in table.items())
