@@ -131,6 +131,8 @@ class Testbed:
     ) -> subprocess.Popen[str]:
         """Start a process on a host; it is killed when the block ends, with all it started.
 
+        Call it in the main thread: the process also ends with the thread that started it.
+
         Args:
             host: The number of the host.
             argv: The program and its arguments.

@@ -56,7 +56,7 @@ class PairPoint:
 
 @dataclass(frozen=True, slots=True)
 class AgreedClock:
-    """A clock that all processes of a job read together, when the last of them has come.
+    """A clock of a job: each reading waits for all processes and gives all the same time.
 
     Loops that adapt to it turn as often in each process.
 

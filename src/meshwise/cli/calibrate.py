@@ -41,7 +41,7 @@ Examples:
   profile = "gpu.json"
   nic = { latency_s = 14e-6, bytes_per_s = 4e10 }
   num_nics = 8' > cluster.toml
-      Four such hosts, with what you know of their network; --hosts measures it.
+      Four such hosts. State their network, or measure it with --hosts.
 \b
   srun meshwise calibrate --hosts --out cluster.toml
       In each process of a job: the hosts and the network between them, for `--cluster`.
@@ -82,7 +82,7 @@ Examples:
 @click.option(
     "--hosts",
     is_flag=True,
-    help="In all processes of a job together: also the network between hosts; writes a TOML file.",
+    help="In every process of a job: measures the network between hosts too; writes a TOML file.",
 )
 @click.option("--quick", is_flag=True, help="A few small sizes in a few seconds: to try it out.")
 @click.option("--json", "as_json", is_flag=True, help="The profile as JSON on standard output.")

@@ -114,7 +114,7 @@ def _train_here(folder: str, arguments: tuple[str, ...]) -> int:
         main.main(["train", *arguments], "meshwise", standalone_mode=False)
         return 0
     except SystemExit as end:  # It would end the process, which others may still need.
-        return int(end.code or 0)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         time.sleep(_LINES_S)
 

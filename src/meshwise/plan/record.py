@@ -41,9 +41,9 @@ class PlanRecord:
         num_microbatches: In how many parts the batch runs.
         schedule: Name of the schedule, as `schedules.registry` has it, or `ONE_PROGRAM`.
         hides_transfers: Whether transfers between stages run beside computation.
-        transfers: How tensors pass from a stage to another one on other hosts, one of
-            `cross_mesh.strategies.STRATEGIES`; empty where none does, and in files that did not say
-            it: each byte passes once.
+        transfers: How tensors pass between the hosts of stages, one of
+            `cross_mesh.strategies.STRATEGIES`.  Empty if no tensor does, or the file is older: each
+            byte passes once.
         delays: For each stage by how many half steps its gradients of weights are delayed
             (`schedules.delay`); none where the schedule is as it is named.
         simulated_s: Step time by simulation.

@@ -20,11 +20,12 @@ from meshwise.resharding.cross_mesh.strategies import GATHERED, GLOBAL_GATHERED,
 
 
 class Passing(NamedTuple):
-    """How much passes between hosts, in parts of the bytes of a tensor.
+    """How much passes between hosts, as shares of the bytes of a tensor.
 
     Attributes:
         sent: What the hosts that have it send, all together; above 1 if it passes more than once.
-        received: What comes into the host that gets most, from wherever.
+        received: What comes into the host that gets most, from any other.  What a host waits for
+            after all has been sent (the end of a ring) counts as more bytes.
     """
 
     sent: float
@@ -32,10 +33,10 @@ class Passing(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """What a tensor takes.
+    """The arrival of a tensor on other hosts.
 
     Attributes:
-        passing: What passes between hosts.
+        passing: How much of it passes between hosts.
         gather_s: Seconds in which devices of the destination gather it among themselves.
     """
 
@@ -46,7 +47,7 @@ class Arrival(NamedTuple):
 def arrival(
     num_bytes: int, layout: Layout, mesh: LogicalMesh, num_hosts: int, strategy: str
 ) -> Arrival:
-    """Return what a tensor takes that comes from other hosts by a strategy.
+    """Return how much of a tensor passes between hosts, and how long its devices gather it.
 
     Args:
         num_bytes: Bytes of the whole tensor.

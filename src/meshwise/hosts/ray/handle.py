@@ -43,8 +43,11 @@ class Handle:
     def __copy__(self) -> Handle:
         return self
 
-    def __deepcopy__(self, memo: object) -> Handle:
-        return self
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise ClusterError(
+            f"{self!r} is a handle, and a step that gets it may overwrite what it stands for; copy "
+            "the array on the hosts, as `cluster.run(lambda x: jax.tree.map(jnp.copy, x), state)`"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise ClusterError(

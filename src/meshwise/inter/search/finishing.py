@@ -41,7 +41,6 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.verify import verify_decision
 from meshwise.resharding.between import Arrival, arrival
-from meshwise.resharding.cross_mesh.strategies import BROADCAST
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.schedule import Schedule
@@ -193,6 +192,8 @@ class _Chosen:
         The search takes each byte to pass once, and all copies to be gathered between devices; a
         broadcast from as many hosts as it goes to takes as long.
         """
+        if not self.transfers:
+            return stages
         found = list(stages)
         hosts = [set(placed(stage, cluster).hosts) for stage in stages]
         runs = [stage_plan(self.found, self.costs, span) for span in self.found.plan.stages]
@@ -368,7 +369,7 @@ def finished(
     *,
     batch_size: int,
     step_flop: float,
-    transfers: str = BROADCAST,
+    transfers: str = "",
     memory_bytes: int | None = None,
     tied: Sequence[str] = (),
     cuts: Sequence[tuple[int, int]] = (),
@@ -383,7 +384,7 @@ def finished(
         batch_size: Rows of the whole batch.
         step_flop: FLOP of the forward pass on the whole batch.
         transfers: How tensors pass between hosts from stage to stage, one of
-            `cross_mesh.strategies.STRATEGIES`.
+            `cross_mesh.strategies.STRATEGIES`; empty: each byte passes once.
         memory_bytes: Of a device, as it was asked for; None: what the cluster has.
         tied: Names of parameters that several layers read.
         cuts: First and last operator of each layer.

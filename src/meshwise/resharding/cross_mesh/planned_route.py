@@ -3,8 +3,8 @@
 What passes between hosts does so as the plan says: the parts of boxes from their senders, in the
 order of the plan, by the legs of its strategy.  Two of them that share a port of a host do not
 overlap: the second one leaves when a signal says that the first one has come.  Between the same two
-hosts arrays that are there come in the order in which they are offered; so no signal is needed, but
-what follows something that waits there waits for the same.
+hosts arrays that are there come in the order in which they are offered, so no signal is needed; if
+the first of two has to wait for a signal, the second waits for the same.
 
 What a host has already, its devices copy inside the host.  Every device gets all pieces of its
 tile, and puts them together.

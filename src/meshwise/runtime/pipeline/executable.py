@@ -19,7 +19,7 @@ from meshwise.plan.plan import Plan
 from meshwise.program.memory import live_bytes, verify_memory
 from meshwise.program.names import StepResult
 from meshwise.resharding.cross_mesh.sending import Sending
-from meshwise.runtime.devices import devices_for
+from meshwise.runtime.devices import Device, devices_for
 from meshwise.runtime.donation import (
     Handover,
     check_alive,
@@ -41,6 +41,7 @@ from meshwise.runtime.pipeline.stacked_ends import StackedEnds
 from meshwise.runtime.pipeline.traffic import bytes_between
 from meshwise.runtime.placement import Argument
 from meshwise.runtime.scalars import EveryProcess
+from meshwise.runtime.transports.tile_copier import process_of
 from meshwise.simulate.timeline import Timeline
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
@@ -255,7 +256,10 @@ def compile_pipeline(
         for stage, decided in zip(plan.stages, decisions, strict=True)
     ]
     schedule = plan.table()
-    pipeline = make_pipeline(layers, choices, schedule, job, _sending(plan, plan.cluster))
+    # Devices of one process are taken for one host, whatever the plan was made for.
+    host_of = process_of if job is None else _hosts(plan.cluster, devices).__getitem__
+    sending = _sending(plan, plan.cluster)
+    pipeline = make_pipeline(layers, choices, schedule, job, sending, host_of)
     limits = {m: s.memory_bytes for m, s in zip(schedule.mesh_of_stage, plan.stages, strict=True)}
     sizes = pipeline.specs.bytes_on_device()
     verify_memory(pipeline.program, sizes, [limits[m] for m in range(schedule.num_meshes)])
@@ -337,3 +341,10 @@ def _sending(plan: Plan, cluster: ClusterSpec) -> Sending | None:
     hosts = [cluster.host_at(number) for number in range(cluster.num_hosts)]
     rate = min(host.nics_bytes_per_s for host in hosts)
     return Sending(strategy=plan.transfers, bytes_per_s=rate)
+
+
+def _hosts(cluster: ClusterSpec, devices: Sequence[Device]) -> dict[Device, int]:
+    """Return the host of each device of a cluster."""
+    hosts = range(cluster.num_hosts)
+    numbers = [host for host in hosts for _ in range(cluster.host_at(host).num_devices)]
+    return dict(zip(devices, numbers, strict=False))

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from meshwise.runtime.pipeline.interpreter import (
 )
 from meshwise.runtime.pipeline.joining import Joining, TiedGradient
 from meshwise.runtime.transports.choice import transport_of
-from meshwise.runtime.transports.tile_copier import TileCopier
+from meshwise.runtime.transports.tile_copier import TileCopier, process_of
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
 from meshwise.trace.layers.layering import Layering
@@ -44,6 +45,7 @@ def make_pipeline(
     schedule: Schedule,
     job: Job | None = None,
     sending: Sending | None = None,
+    host_of: Callable[[Any], int] = process_of,
 ) -> Pipeline:
     """Compile a pipeline; each process of a job compiles the programs that it takes part in.
 
@@ -53,6 +55,7 @@ def make_pipeline(
         schedule: Who runs what in which order.
         job: The processes whose devices they are; None: this process alone.
         sending: How tensors pass between hosts from stage to stage; None: each tile once.
+        host_of: Returns the number of a device's host; by default the number of its process.
 
     Raises:
         ClusterError: the processes of the job have made different programs.
@@ -95,7 +98,7 @@ def make_pipeline(
         for number, transfer in specs.transfers.items()
         if transport is not None and transport.is_collective and transfer.is_between_processes
     )
-    copier = TileCopier(transport)
+    copier = TileCopier(transport, host_of)
     return Pipeline(
         layers=layers,
         compiled=tuple(compiled),
