@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
     And collect garbage rarely: a trace makes far more objects than the usual 700, nearly all stay
     until its end, and to walk all that JAX keeps of earlier tests took a tenth of the time.
+
+    A shell that starts tests in the background has them ignore Ctrl-C; what they start must not.
     """
     del config
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.set_threshold(20_000, 20, 10)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(user_cache() / "tests")
     kept = {

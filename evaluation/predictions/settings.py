@@ -17,7 +17,7 @@ DEVICES_PER_HOST = 2
 _VOCABULARY, _HEADS = 512, 4
 _MESH = ("IntraOp", "DataParallel", "Zero3")
 # Of a step of the comparison end to end.
-_MICROBATCHES = 8
+_MICROBATCHES = 4
 _SCHEDULES = ("gpipe", "1f1b", "eager-1f1b")
 
 
@@ -139,8 +139,8 @@ def drawn(count: int, seed: int) -> list[Setting]:
 
 def end_to_end() -> list[Setting]:
     """Return AlpaComm's comparison end to end: two models in two stages, sent in all ways."""
-    gpt = Setting(hidden=256, num_layers=4, seq_len=64, rows=32, method="stages")
-    net = replace(gpt, family="U-Transformer", hidden=64, num_layers=3, seq_len=16)
+    gpt = Setting(hidden=512, num_layers=4, seq_len=128, rows=32, method="stages")
+    net = replace(gpt, family="U-Transformer", hidden=64, num_layers=3, seq_len=32)
     ways = [*((strategy, "1f1b") for strategy in STRATEGIES), (BROADCAST, "eager-1f1b")]
     return [
         replace(

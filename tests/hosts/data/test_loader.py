@@ -226,18 +226,18 @@ next(Loader(Blocked(), WHOLE, options()))
 
 
 def test_ctrl_c_ends_a_process_whose_source_does_not_answer() -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{_BLOCKED}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("reading")
-        process.send_signal(signal.SIGINT)
-        _, text = process.communicate(timeout=60)
-        assert process.returncode == -signal.SIGINT, text
-        assert "KeyboardInterrupt" in text
-    finally:
-        process.kill()
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("reading")
+            process.send_signal(signal.SIGINT)
+            _, text = process.communicate(timeout=60)
+            assert process.returncode == -signal.SIGINT, text
+            assert "KeyboardInterrupt" in text
+        finally:
+            process.kill()
