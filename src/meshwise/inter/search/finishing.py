@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
 from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
 from meshwise.inter.layer_cost.arrivals import (
@@ -17,13 +15,13 @@ from meshwise.inter.layer_cost.arrivals import (
     arrival_works,
     planned_neighbours,
 )
-from meshwise.inter.layer_cost.boundary import primary
 from meshwise.inter.layer_cost.footprint import footprint
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.layer_cost.waiting_values import waiting_bytes
 from meshwise.inter.search.layer_work import state_arguments, with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
+from meshwise.inter.search.passing import with_passing
 from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.search.split_stage import SplitLayer, with_weights_apart
 from meshwise.inter.search.unsearched_memory import check_room
@@ -31,16 +29,15 @@ from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan, in_flight
 from meshwise.pieces.neighbours import CrossingNames, Neighbours
-from meshwise.pieces.piece import Crossing, PieceGraph
+from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fingerprint import pipeline_fingerprint
 from meshwise.plan.fits import REPORT
-from meshwise.plan.places import device_memory_bytes, placed
+from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.verify import verify_decision
-from meshwise.resharding.between import Arrival, arrival
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.schedule import Schedule
@@ -161,10 +158,10 @@ class _Chosen:
         schedule, count = problem.schedule, problem.num_microbatches
         table = schedule.table(len(first), count, len(set(first)))
         stages = tuple(self._stage(index, place) for index, place in enumerate(first))
-        stages = self._with_passing(stages, cluster)
         neighbours = planned_neighbours(
             stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
         )
+        stages = with_passing(stages, cluster, neighbours, self.transfers)
         arrivals = arrival_works(neighbours)
         splits_backward = table.splits_backward or schedule.delays_weights
         finish = self._with_weights_apart if splits_backward else self._with_extra
@@ -185,35 +182,6 @@ class _Chosen:
         changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
         check_room(stages, table, changing)
         return _Placed(stages, table, delays, arrivals)
-
-    def _with_passing(self, stages: tuple[Stage, ...], cluster: ClusterSpec) -> tuple[Stage, ...]:
-        """Return the stages with what tensors take that come to them from other hosts.
-
-        The search takes each byte to pass once, and all copies to be gathered between devices; a
-        broadcast from as many hosts as it goes to takes as long.
-        """
-        if not self.transfers:
-            return stages
-        found = list(stages)
-        hosts = [set(placed(stage, cluster).hosts) for stage in stages]
-        runs = [stage_plan(self.found, self.costs, span) for span in self.found.plan.stages]
-        for k, (left, right) in enumerate(pairwise(stages)):
-            if len(hosts[k] | hosts[k + 1]) == 1:
-                continue
-            ahead = primary(self._piece(self.found.plan.stages[k + 1], right.first_layer).entering)
-            back = primary(self._piece(self.found.plan.stages[k], left.last_layer).leaving)
-            if ahead is not None:
-                passing, gather_s = self._arrival(right, ahead, runs[k + 1].enters)
-                found[k + 1] = replace(
-                    found[k + 1], forward_passing=passing, forward_gather_s=gather_s
-                )
-            if back is not None:
-                passing, gather_s = self._arrival(left, back, runs[k].leaves)
-                found[k] = replace(found[k], backward_passing=passing, backward_gather_s=gather_s)
-        return tuple(found)
-
-    def _arrival(self, stage: Stage, what: Crossing, layout: Layout) -> Arrival:
-        return arrival(what.num_bytes, layout, stage.mesh, stage.submesh[0], self.transfers)
 
     def _with_waiting(
         self, stages: tuple[Stage, ...], neighbours: Neighbours, table: Schedule
