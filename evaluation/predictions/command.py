@@ -106,7 +106,7 @@ def predictions(plans: int, seed: int, end_to_end: bool, rate: str, steps: int, 
     which = "--end-to-end" if end_to_end else f"--plans {plans} --seed {seed}"
     command = f"python -m evaluation predictions {which} --rate {rate}"
     lines = [
-        "# Predictions on two hosts",
+        "# AlpaComm end to end" if end_to_end else "# Predictions on two hosts",
         "",
         f"{machine}.",
         f"`{command} --steps {steps} --page {file}` writes this page.",
