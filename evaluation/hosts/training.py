@@ -13,8 +13,8 @@ from evaluation.hosts.job import run_on_hosts
 from evaluation.hosts.stream import plain_stream
 from evaluation.hosts.testbed import Testbed
 from meshwise.cluster.cpu import cpu_host
-from meshwise.cluster.description.host_table import host_table
-from meshwise.cluster.host import HostSpec, Link
+from meshwise.cluster.description.toml_text import cluster_toml
+from meshwise.cluster.host import HostGroup, Link
 
 _STREAM_BYTES = 2**24
 # Of a small message between two processes of this machine, there and back by half.
@@ -48,7 +48,9 @@ def train_on_hosts(
     host = replace(host, nic=Link(latency_s=_LATENCY_S, bytes_per_s=rate), source="this testbed")
     with tempfile.TemporaryDirectory() as folder:
         described = Path(folder) / "hosts.toml"
-        described.write_text(cluster_text(host, testbed.num_hosts), encoding="utf-8")
+        name = f"{testbed.num_hosts} hosts of {socket.gethostname()}"
+        groups = [HostGroup(count=testbed.num_hosts, host=host)]
+        described.write_text(cluster_toml(name, groups), encoding="utf-8")
         return run_on_hosts(
             testbed,
             devices_per_host,
@@ -59,34 +61,6 @@ def train_on_hosts(
             ],
             lambda number, line: say(line if number == 0 else f"[host {number}] {line}"),
         )
-
-
-def cluster_text(host: HostSpec, count: int) -> str:
-    """Return the description of a cluster of equal hosts, as `Cluster.from_file` reads it.
-
-    Args:
-        host: The kind of the hosts.
-        count: How many there are.
-    """
-    table = {"count": count, "host": host_table(host)}
-    lines = [f"{name} = {_toml(value)}" for name, value in table.items()]
-    return "\n".join([f'name = "{count} hosts of {socket.gethostname()}"', "[[hosts]]", *lines, ""])
-
-
-def _toml(value: object) -> str:
-    """Return a value as TOML on one line."""
-    match value:
-        case dict():
-            parts = ", ".join(f"{name} = {_toml(part)}" for name, part in value.items())
-            return f"{{ {parts} }}"
-        case list() | tuple():
-            return f"[{', '.join(map(_toml, value))}]"
-        case bool():
-            return str(value).lower()
-        case str():
-            return f'"{value}"'
-        case _:
-            return repr(value)
 
 
 def _memory() -> int:
