@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,13 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def own_names() -> list[str]:
@@ -125,12 +132,11 @@ def test_programs_end_with_a_killed_process_and_the_next_testbed_removes_its_hos
     owner: tuple[subprocess.Popen[str], int, list[str]],
 ) -> None:
     process, pid, names = owner
+    # It is bound to its parent before it becomes what runs on the host.
+    wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(pid)
+    wait_until(lambda: not is_running(pid))
     assert all(map(is_abandoned, names))
     with Testbed(hosts=1):
         assert not set(names) & set(namespaces())
