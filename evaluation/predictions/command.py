@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
-from evaluation.alpacomm.measured.machine import this_machine
 from evaluation.hosts.iproute import TestbedError
 from evaluation.hosts.job import run_on_hosts
 from evaluation.hosts.obstacle import obstacle
 from evaluation.hosts.testbed import Testbed
+from evaluation.machine import this_machine
 from evaluation.predictions.results import HEAD, Result, findings, from_line
 from evaluation.predictions.settings import DEVICES_PER_HOST, drawn
 from evaluation.predictions.settings import end_to_end as compared

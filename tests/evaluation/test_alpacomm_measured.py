@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from evaluation.__main__ import main
-from evaluation.alpacomm.measured.machine import Machine
 from evaluation.alpacomm.measured.page import MeasuredPage
 from evaluation.alpacomm.measured.results import (
     PLAIN,
@@ -28,6 +27,7 @@ from evaluation.alpacomm.measured.transfers import (
 )
 from evaluation.hosts.obstacle import obstacle
 from evaluation.hosts.testbed import Testbed
+from evaluation.machine import Machine
 
 from meshwise.resharding.cross_mesh.cross_mesh_plan import BEST, NAIVE
 from meshwise.resharding.cross_mesh.strategies import (

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from evaluation.alpacomm.measured.machine import this_machine
 from evaluation.alpacomm.measured.page import MeasuredPage
 from evaluation.alpacomm.measured.results import compared, plain_rate
 from evaluation.alpacomm.measured.run import hosts_needed, measure
@@ -16,6 +15,7 @@ from evaluation.hosts.iproute import TestbedError
 from evaluation.hosts.obstacle import obstacle
 from evaluation.hosts.stream import plain_stream
 from evaluation.hosts.testbed import Testbed
+from evaluation.machine import this_machine
 from meshwise.resharding.cross_mesh.strategies import STRATEGIES
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import MIB

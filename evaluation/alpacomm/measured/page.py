@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.alpacomm.measured.machine import Machine
 from evaluation.alpacomm.measured.results import Compared, order
 from evaluation.alpacomm.measured.transfers import DEVICES_PER_HOST
+from evaluation.machine import Machine
 from evaluation.paper.tables import markdown
 from meshwise.resharding.cross_mesh.cross_mesh_plan import BEST
 from meshwise.resharding.cross_mesh.strategies import BROADCAST

@@ -126,7 +126,7 @@ def _round(
     network: _Network, hosts: Sequence[Sequence[Device]], pairs: Sequence[tuple[int, int]]
 ) -> Iterator[PairPoint]:
     heads = [(hosts[a][0], hosts[b][0]) for a, b in pairs]
-    everyone = [list(zip(hosts[a], hosts[b], strict=False)) for a, b in pairs]
+    everyone = [list(zip(hosts[a], hosts[b], strict=True)) for a, b in pairs]
     back = [[(d, c) for c, d in ways] for ways in everyone]
     latencies = network.latencies_s(heads)
     one_device = network.rates([[way] for way in heads])

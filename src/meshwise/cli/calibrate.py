@@ -15,7 +15,8 @@ from meshwise.calibrate.fit import predicted_s
 from meshwise.calibrate.measure import QUICK_SIZES, Report, Sizes
 from meshwise.calibrate.measure import calibrate as measure
 from meshwise.calibrate.target import TARGET_SIZES, calibrate_target, host_of_target
-from meshwise.cli.calibrate_job import INTERRUPTED, calibrate_job
+from meshwise.cli.calibrate_job import calibrate_job
+from meshwise.cli.exit_codes import INTERRUPTED
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
 from meshwise.cluster.description.profile import Profile

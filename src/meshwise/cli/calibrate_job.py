@@ -14,6 +14,7 @@ import jax
 from meshwise.api.distributed_cluster import distributed_cluster
 from meshwise.calibrate.hosts import CalibratedHosts, calibrate_hosts
 from meshwise.calibrate.measure import Sizes
+from meshwise.cli.exit_codes import INTERRUPTED
 from meshwise.cli.outputs import check_writable
 from meshwise.cluster.description.toml_text import cluster_toml
 from meshwise.errors import MeshwiseError
@@ -21,7 +22,6 @@ from meshwise.runtime.job.job import Job, current_job
 from meshwise.system.atomic_file import write_atomically
 from meshwise.units import bytes_text, flop_text, seconds_text
 
-INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
 # Options that a job does not take, by the names of their parameters.
 _OTHERS = {
     "--devices": "--devices",

@@ -13,6 +13,7 @@ from typing import Any
 import click
 import jax
 
+from meshwise.cli.exit_codes import INTERRUPTED
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
 from meshwise.cli.train_hosts import ArgumentsKept, is_in_job, join_job, run_on_hosts, run_on_ray
@@ -24,8 +25,6 @@ from meshwise.schedules.registry import ALL, choices
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
-
-INTERRUPTED = 130  # What a shell reports for a process that SIGINT ended.
 
 EXAMPLES = """
 \b
