@@ -13,45 +13,18 @@ import time
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
 
-import meshwise as mw
+from benchmarks.small_pipeline import small_pipeline
 
-WIDTH, NUM_LAYERS, ROWS, NUM_STAGES, NUM_MICROBATCHES = 8, 8, 16, 2, 8
+NUM_LAYERS, ROWS, NUM_MICROBATCHES = 8, 16, 8
 _WARM_UP = 20
-
-
-def small_pipeline() -> tuple[mw.ParallelStep, Any, Any]:
-    """Return a pipeline whose programs are so small that a step is all dispatch; its arguments."""
-    rng = np.random.default_rng(0)
-    params = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(NUM_LAYERS)]
-    batch = {name: rng.normal(size=(ROWS, WIDTH)).astype(np.float32) for name in ("x", "y")}
-    tx = optax.sgd(0.001, momentum=0.9)
-
-    def train_step(state: Any, batch: Any) -> Any:
-        def loss_fn(params: Any) -> Any:
-            x = batch["x"]
-            for w in params:
-                x = jnp.tanh(x @ w)
-            return jnp.mean((x - batch["y"]) ** 2)
-
-        loss, grads = mw.value_and_grad(loss_fn)(state[0])
-        updates, opt = tx.update(grads, state[1], state[0])
-        return (optax.apply_updates(state[0], updates), opt), loss
-
-    step = mw.parallelize(
-        train_step,
-        method=mw.Auto(stages=NUM_STAGES),
-        num_microbatches=NUM_MICROBATCHES,
-    )
-    return step, (params, tx.init(params)), batch
 
 
 def issue_seconds(num_steps: int) -> dict[str, Any]:
     """Run steps; return the median seconds of this thread, without those in which it waits."""
-    step, state, batch = small_pipeline()
+    step, state, batch = small_pipeline(
+        num_layers=NUM_LAYERS, rows=ROWS, num_microbatches=NUM_MICROBATCHES
+    )
     spent: list[float] = []
     for _ in range(_WARM_UP + num_steps):
         start = time.thread_time()

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import NamedSharding
 
 import meshwise as mw
 from benchmarks.pairs import run_pairs
+from benchmarks.small_pipeline import small_pipeline
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import Free, Instruction, Load, Receive, Run, Send
@@ -22,7 +22,6 @@ from meshwise.runtime.pipeline.interpreter import Pipeline
 from meshwise.runtime.transports.copies import Rows
 from meshwise.spmd.part import border_spec
 
-WIDTH = 8
 NUM_LAYERS = 4
 ROWS = 8
 NUM_MICROBATCHES = 4
@@ -30,7 +29,13 @@ NUM_MICROBATCHES = 4
 
 def pipeline_dispatch(quick: bool) -> dict[str, Any]:
     """Goals: at most 1.5 times a flat loop; no more memory after 2,000 steps."""
-    step, state, batch = tiny_pipeline()
+    step, state, batch = small_pipeline(
+        num_layers=NUM_LAYERS,
+        rows=ROWS,
+        num_microbatches=NUM_MICROBATCHES,
+        cluster=cpu_cluster(2),
+    )
+    batch = jax.tree.map(jnp.asarray, batch)
     state, _ = step(state, batch)
     num_steps = 50 if quick else 2000
     warm_bytes = 0
@@ -60,33 +65,6 @@ def pipeline_dispatch(quick: bool) -> dict[str, Any]:
         "resident_bytes_at_end": end_bytes,
         "step": pairs.to_json(),
     }
-
-
-def tiny_pipeline() -> tuple[mw.ParallelStep, Any, Any]:
-    """Layers so small that a step is all dispatch: two stages of one device."""
-    rng = np.random.default_rng(0)
-    params = [rng.normal(size=(WIDTH, WIDTH)).astype(np.float32) for _ in range(NUM_LAYERS)]
-    tx = optax.sgd(0.01, momentum=0.9)
-
-    def train_step(state: Any, batch: Any) -> Any:
-        def loss_fn(params: Any) -> Any:
-            x = batch["x"]
-            for w in params:
-                x = jnp.tanh(x @ w)
-            return jnp.mean((x - batch["y"]) ** 2)
-
-        loss, grads = mw.value_and_grad(loss_fn)(state[0])
-        updates, opt = tx.update(grads, state[1], state[0])
-        return (optax.apply_updates(state[0], updates), opt), loss
-
-    batch = {k: jnp.asarray(rng.normal(size=(ROWS, WIDTH)).astype(np.float32)) for k in ("x", "y")}
-    step = mw.parallelize(
-        train_step,
-        method=mw.Auto(stages=2),
-        cluster=cpu_cluster(2),
-        num_microbatches=NUM_MICROBATCHES,
-    )
-    return step, (params, tx.init(params)), batch
 
 
 def runner(step: Callable[..., Any], state: Any, batch: Any) -> Callable[[], None]:
