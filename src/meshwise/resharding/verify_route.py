@@ -68,6 +68,8 @@ class _Verifier:
 
     def cut(self, cut: Cut) -> None:
         whole = self.box_at(cut.value, cut.device, "cuts")
+        for value in cut.after:
+            self.box_at(value, cut.device, "waits for")
         for part, result in zip(cut.parts, cut.results, strict=True):
             inside = within(whole, whole)
             if not num_elements(part) or overlap(part, inside) != part:

@@ -71,6 +71,16 @@ def test_every_device_gets_its_tile_and_hosts_what_closed_forms_say(case, strate
     assert_sends(strategy, whole, source, destination, hosts, chunk_s=chunk_s)
 
 
+def test_a_device_that_waits_for_what_comes_to_itself_needs_no_signal():
+    source = {0: ((0, 1),), 1: ((2, 3),), 3: ((1, 2),), 4: ((3, 4),)}
+    destination = dict.fromkeys(range(3), ((0, 4),))
+    hosts = [0, 0, 1, 1, 2, 2]
+    route = assert_sends(GLOBAL_GATHERED, np.arange(4), source, destination, hosts, chunk_s=1e-5)
+    cuts = [(cut.device, cut.after) for phase in route.phases for cut in phase.cuts if cut.after]
+    came = {move.result: move.destination for phase in route.phases for move in phase.moves}
+    assert any(came.get(value) == device for device, after in cuts for value in after)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_published_cases(case, strategy):

@@ -155,13 +155,19 @@ class _Numbering:
         return crossing, copied
 
     def signal(self, phase: int, hop: Hop) -> tuple[int, ...]:
-        """Tell the device of a hop that what it waits for has come; return what it gets."""
-        found = [
-            Signal(self.at[box, device], device, hop.source, next(self.count), len(box))
-            for box, device in hop.waits
-        ]
-        self.signals.setdefault(phase, []).extend(found)
-        return tuple(signal.result for signal in found)
+        """Tell the device of a hop that what it waits for has come; return what it then has.
+
+        What has come to the device itself is there without a signal.
+        """
+        found = []
+        for box, device in hop.waits:
+            value = self.at[box, device]
+            if device != hop.source:
+                signal = Signal(value, device, hop.source, next(self.count), len(box))
+                self.signals.setdefault(phase, []).append(signal)
+                value = signal.result
+            found.append(value)
+        return tuple(found)
 
     def join(self, tile: JoinedTile) -> None:
         """Put a tile together as soon as its pieces are there."""
