@@ -367,8 +367,16 @@ def refill(array: Any, contents: Array) -> None:
 class KeyValueStore(Protocol):
     """What the processes of a `jax.distributed` job share: texts by key, kept by process 0."""
 
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        """Set the value of a key that has none."""
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        """Set the value of a key; one that has a value is refused unless it may be overwritten."""
+        ...
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        """Return the value of a key; an error if it has none."""
+        ...
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """Return all keys below a key, with their values."""
         ...
 
     def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:

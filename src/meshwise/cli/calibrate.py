@@ -16,13 +16,13 @@ from meshwise.calibrate.measure import QUICK_SIZES, Report, Sizes
 from meshwise.calibrate.measure import calibrate as measure
 from meshwise.calibrate.target import TARGET_SIZES, calibrate_target, host_of_target
 from meshwise.cli.calibrate_job import calibrate_job
-from meshwise.cli.exit_codes import INTERRUPTED
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
 from meshwise.cluster.description.profile import Profile
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.exit_codes import INTERRUPTED
 from meshwise.targets.catalog import compile_target
 from meshwise.units import bytes_text, flop_text, seconds_text
 

@@ -14,12 +14,12 @@ import jax
 from meshwise.api.distributed_cluster import distributed_cluster
 from meshwise.calibrate.hosts import CalibratedHosts, calibrate_hosts
 from meshwise.calibrate.measure import Sizes
-from meshwise.cli.exit_codes import INTERRUPTED
 from meshwise.cli.outputs import check_writable
 from meshwise.cluster.description.toml_text import cluster_toml
 from meshwise.errors import MeshwiseError
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.exit_codes import INTERRUPTED
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # Options that a job does not take, by the names of their parameters.

@@ -30,6 +30,9 @@ Examples:
   meshwise launch --hosts 2 -m meshwise doctor --hosts
       Check names, ports, versions and links of the processes first.
 \b
+  meshwise launch --hosts 2 --max-restarts 3 -m meshwise train --save-every 10
+      When a process dies, all are started again, and go on from the last checkpoint.
+\b
   srun --ntasks-per-node 1 python train.py
       On a real cluster JAX finds Slurm and Open MPI by itself: no launcher is needed.
 """
@@ -74,6 +77,15 @@ _GREATEST_PORT = 2**16 - 1
     metavar="S",
     help="Seconds that processes have to end by themselves before they are killed.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Start all processes again after a failure, so often at most. A program that resumes "
+    "from its last checkpoint, as `meshwise train` does, goes on.",
+)
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for `python -m`.")
 @click.option(
     "--json",
@@ -89,6 +101,7 @@ def launch(
     devices_per_host: int,
     port: int | None,
     grace_s: float,
+    max_restarts: int,
     is_module: bool,
     as_json: bool,
     program: str,
@@ -107,6 +120,7 @@ def launch(
         devices_per_host=devices_per_host,
         port=port,
         grace_s=grace_s,
+        max_restarts=max_restarts,
     )
     lines = _Lines(only_stderr=as_json)
     try:

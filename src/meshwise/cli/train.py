@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,18 +13,26 @@ from typing import Any
 import click
 import jax
 
-from meshwise.cli.exit_codes import INTERRUPTED
 from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
-from meshwise.cli.train_hosts import ArgumentsKept, is_in_job, join_job, run_on_hosts, run_on_ray
+from meshwise.cli.train_hosts import (
+    ArgumentsKept,
+    is_in_job,
+    is_started_again,
+    join_job,
+    run_on_hosts,
+    run_on_ray,
+)
 from meshwise.cli.train_view import TrainView
 from meshwise.errors import MeshwiseError
 from meshwise.models.sizes.gpt_sizes import gpt_config
-from meshwise.runtime.job.job import current_job
+from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.schedules.registry import ALL, choices
+from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
+from meshwise.train.summary import TrainSummary
 
 EXAMPLES = """
 \b
@@ -62,6 +70,10 @@ Examples:
 """
 
 
+# Of a user, of a scheduler that takes the machine away, and of one that says so beforehand.
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
 def _option(*names: str, **settings: Any) -> Any:
     return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
@@ -93,6 +105,14 @@ def _option(*names: str, **settings: Any) -> Any:
     default=1,
     help="Processes of this machine that train together, each with its share of --devices, as if "
     "they were so many hosts.",
+)
+@_option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="With --hosts: when a process dies, start all again from the last checkpoint, so often "
+    "at most.",
 )
 @click.option("--ray", is_flag=True, help="The hosts are those of Ray, which RAY_ADDRESS names.")
 @_option(
@@ -190,6 +210,7 @@ def train(  # The options above say what the arguments are.
     *,
     devices: int,
     hosts: int,
+    max_restarts: int,
     ray: bool,
     memory: int | None,
     lr: float,
@@ -210,14 +231,10 @@ def train(  # The options above say what the arguments are.
     for file in files.values():
         if file is not None:
             check_writable(file)
-    if ray and as_json:
-        raise click.UsageError("--ray marks the lines of hosts: --json is summary.json in --out")
-    if (hosts > 1 or ray) and not is_in_job():
-        run = run_on_ray if ray else run_on_hosts
-        try:
-            sys.exit(run(ctx.meta["arguments"], hosts, devices))
-        except MeshwiseError as error:
-            raise click.ClickException(str(error)) from error
+    if not is_in_job():
+        _check_hosts(hosts, max_restarts, ray=ray, as_json=as_json)
+        if hosts > 1 or ray:
+            sys.exit(_run_on_others(ctx.meta["arguments"], hosts, devices, max_restarts, ray=ray))
     # Must come before anything asks JAX for a device.
     if is_in_job():
         join_job()
@@ -228,7 +245,11 @@ def train(  # The options above say what the arguments are.
     speaks = job is None or job.process == 0
     measure = any(files.values())
     options = TrainOptions(
-        memory_bytes=memory, learning_rate=lr, measure=measure, fresh=not resume, **settings
+        memory_bytes=memory,
+        learning_rate=lr,
+        measure=measure,
+        fresh=not (resume or is_started_again()),
+        **settings,
     )
     view = TrainView(
         use_stderr=as_json,
@@ -237,25 +258,52 @@ def train(  # The options above say what the arguments are.
         html_file=html_file if speaks else None,
         is_silent=not speaks,
     )
-    try:
-        with view, _stop_flag(view) as flag:
-            summary = run_training(
-                options,
-                step_builder(options),
-                view,
-                flag.is_set,
-                job,
-                None if job is None else followed,
-            )
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    flag = _Flag()
+    summary = _trained(options, view, flag, job)
     view.show_summary(summary)
     if as_json and speaks:
         click.echo(summary.to_json())
     if view.unwritten:
         raise click.ClickException(f"{'; '.join(view.unwritten)}; the run itself is saved")
     if not summary.is_complete:
-        sys.exit(INTERRUPTED)
+        sys.exit(flag.exit_code)
+
+
+def _check_hosts(hosts: int, max_restarts: int, *, ray: bool, as_json: bool) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        click.UsageError: naming the option.
+    """
+    if max_restarts and (ray or hosts == 1):
+        raise click.UsageError("--max-restarts is for the processes of --hosts; Ray has its own")
+    if ray and as_json:
+        raise click.UsageError("--ray marks the lines of hosts: --json is summary.json in --out")
+
+
+def _run_on_others(
+    arguments: Sequence[str], hosts: int, devices: int, max_restarts: int, *, ray: bool
+) -> int:
+    """Run the same command in other processes, and return the exit code."""
+    try:
+        if ray:
+            return run_on_ray(arguments, hosts, devices)
+        return run_on_hosts(arguments, hosts, devices, max_restarts)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | None) -> TrainSummary:
+    """Run the training, and say in one line what ends it early."""
+    follow = None if job is None else followed
+    try:
+        with view, _signals_set(flag, view), told_to_all(job):
+            return run_training(options, step_builder(options), view, flag.is_set, job, follow)
+    except KeyboardInterrupt:
+        view.note("stopped; what was saved stays")
+        sys.exit(flag.exit_code)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
@@ -285,37 +333,40 @@ class _Flag:
     """Set by the first signal."""
 
     def __init__(self) -> None:
-        self._set = False
+        self._signal: int | None = None
 
-    def set(self) -> None:
-        self._set = True
+    def set(self, number: int) -> None:
+        self._signal = number
 
     def is_set(self) -> bool:
-        return self._set
+        return self._signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a run that ends early; another process may have got the signal."""
+        return INTERRUPTED if self._signal == signal.SIGINT else START_AGAIN
 
 
 @contextmanager
-def _stop_flag(view: TrainView) -> Iterator[_Flag]:
-    """Yield a flag that the first Ctrl-C (or SIGTERM) sets; the second ends the process at once.
+def _signals_set(flag: _Flag, view: TrainView) -> Generator[None]:
+    """Let the first signal (Ctrl-C; SIGTERM and SIGUSR1 of schedulers) set a flag.
 
-    So does the first while the plan is still being made.
+    The second one ends the process at once.  So does the first while the plan is still being made.
     """
-    flag = _Flag()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in _STOPS}
 
-    def on_signal(_number: int, _frame: FrameType | None) -> None:
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        flag.set(number)
         if not view.is_planned:
             raise KeyboardInterrupt  # There is nothing to save yet.
-        flag.set()
         view.note("stopping after this step; the state will be saved (again to stop at once)")
         for each, handler in before.items():
             signal.signal(each, handler)
 
-    for number in numbers:
+    for number in _STOPS:
         signal.signal(number, on_signal)
     try:
-        yield flag
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

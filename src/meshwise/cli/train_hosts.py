@@ -13,7 +13,7 @@ import jax
 
 from meshwise.hosts.host_process import Stream
 from meshwise.hosts.launch import JobRequest, launch
-from meshwise.hosts.member import JobMember
+from meshwise.hosts.member import RESTARTS, JobMember
 from meshwise.hosts.ray.host_request import HostRequest
 from meshwise.hosts.ray.ray_hosts import RayHosts
 
@@ -39,6 +39,11 @@ def is_in_job() -> bool:
     return JobMember.from_variables(os.environ) is not None
 
 
+def is_started_again() -> bool:
+    """Return whether the launcher started this job again after a failure."""
+    return os.environ.get(RESTARTS, "0") != "0"
+
+
 def join_job() -> None:
     """Join the other processes of the job; before anything asks JAX for a device."""
     if jax.distributed.is_initialized():  # Ray's processes have joined.
@@ -46,7 +51,9 @@ def join_job() -> None:
     jax.distributed.initialize(cluster_detection_method="meshwise")
 
 
-def run_on_hosts(arguments: Sequence[str], num_hosts: int, num_devices: int) -> int:
+def run_on_hosts(
+    arguments: Sequence[str], num_hosts: int, num_devices: int, max_restarts: int
+) -> int:
     """Run `meshwise train` in several processes.
 
     Lines of process 0 come as they are; it speaks for all.
@@ -55,6 +62,7 @@ def run_on_hosts(arguments: Sequence[str], num_hosts: int, num_devices: int) -> 
         arguments: What stands behind `meshwise train`.
         num_hosts: The number of processes.
         num_devices: Virtual CPU devices of all of them together.
+        max_restarts: How often all are started again after a failure.
 
     Returns:
         The exit code.
@@ -68,6 +76,7 @@ def run_on_hosts(arguments: Sequence[str], num_hosts: int, num_devices: int) -> 
         num_hosts=num_hosts,
         devices_per_host=_share(num_devices, num_hosts),
         grace_s=_GRACE_S,
+        max_restarts=max_restarts,
     )
     lock = threading.Lock()
 

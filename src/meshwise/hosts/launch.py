@@ -15,20 +15,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 
 from meshwise.errors import LaunchError
 from meshwise.hosts.host_name import check_own_name
 from meshwise.hosts.host_process import HostProcess, LineWriter, Stream
-from meshwise.hosts.member import JobMember, TransferAddresses
+from meshwise.hosts.member import RESTARTS, JobMember, TransferAddresses
 from meshwise.hosts.ports import LOOPBACK, check_free, free_ports
+from meshwise.system.cause_file import CAUSE_FILE, first_cause
 from meshwise.system.cores import usable_cores
+from meshwise.system.exit_codes import START_AGAIN
 
 _WORKER = (sys.executable, "-P", "-m", "meshwise.hosts.worker")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_WRONG_USE = 2
 # What would lead JAX to another job than this one.
 _FOREIGN = ("JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
 
@@ -51,6 +56,7 @@ class JobRequest:
         devices_per_host: Virtual CPU devices of each.
         port: Port of the coordinator; None for a free one.
         grace_s: Seconds in which processes may end by themselves before they are killed.
+        max_restarts: How often the job is started again after a failure.
     """
 
     program: tuple[str, ...]
@@ -58,6 +64,7 @@ class JobRequest:
     devices_per_host: int = 1
     port: int | None = None
     grace_s: float = 5.0
+    max_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +76,13 @@ class JobEnd:
             128 and the number of the signal that ended it or the launcher.
         reason: Why it ended early; empty if it did not.
         exit_codes: The exit code of each process; negative for a signal.
+        is_stopped: Whether a signal to the launcher ended it, or that nobody reads its output.
     """
 
     exit_code: int
     reason: str
     exit_codes: tuple[int, ...]
+    is_stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +110,10 @@ _Events = queue.SimpleQueue[_End | _Stop]
 
 
 def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], None]) -> JobEnd:
-    """Run a job to its end; no process is left when this returns.
+    """Run a job to its end, again after a failure if that is asked; no process is left then.
 
-    It must be called from the main thread, whose signals it takes in the meantime.
+    It must be called from the main thread, whose signals it takes in the meantime.  A job that was
+    stopped, and one that says that it was used in a wrong way, is not started again.
 
     Args:
         request: What is to be started.
@@ -117,6 +127,18 @@ def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], No
         LaunchError: the job cannot be started.
     """
     check_own_name()
+    for restarts in range(request.max_restarts + 1):
+        end = _launch_once(request, restarts, write, report)
+        is_final = end.is_stopped or end.exit_code in (0, _WRONG_USE)
+        if is_final or restarts == request.max_restarts:
+            return end
+        report(f"starting again: {restarts + 1} of {request.max_restarts} times")
+    raise AssertionError("a job is started at least once")
+
+
+def _launch_once(
+    request: JobRequest, restarts: int, write: LineWriter, report: Callable[[str], None]
+) -> JobEnd:
     if request.port is not None:
         check_free(request.port)
     environments = job_environments(request, os.environ)
@@ -129,19 +151,21 @@ def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], No
         except OSError as error:
             events.put(_Stop(reason=f"output: {error.strerror}", by_signal=None))
 
-    with _signals_as_events(events):
+    with _signals_as_events(events), TemporaryDirectory() as folder:
+        causes = [Path(folder, str(number)) for number in range(request.num_hosts)]
         try:
             for number, environment in enumerate(environments):
+                told = {CAUSE_FILE: str(causes[number]), RESTARTS: str(restarts)}
                 processes.append(
                     HostProcess(
                         number,
                         [*_WORKER, *request.program],
-                        environment,
+                        environment | told,
                         write=write_or_stop,
                         ended=lambda number, code: events.put(_End(number=number, exit_code=code)),
                     )
                 )
-            return _Watch(processes, events, request.grace_s, report).run()
+            return _Watch(processes, events, request.grace_s, report, causes).run()
         finally:
             for process in processes:
                 process.kill()
@@ -210,11 +234,14 @@ class _Watch:
         events: _Events,
         grace_s: float,
         report: Callable[[str], None],
+        causes: Sequence[Path],
     ) -> None:
         self._running = {process.number: process for process in processes}
         self._events = events
         self._grace_s = grace_s
         self._report = report
+        self._causes = causes
+        self._is_stopped = False
         self._exit_codes = dict.fromkeys(self._running, 0)
         self._exit_code = 0
         self._reason = ""
@@ -238,14 +265,23 @@ class _Watch:
                     self._stop(reason, signal.SIGTERM, code)
             elif not self._reason:
                 number = event.by_signal or signal.SIGTERM
+                self._is_stopped = True
                 self._stop(event.reason, number, 128 + (event.by_signal or signal.SIGPIPE))
             elif event.by_signal is not None:
                 # The second signal is meant.
                 self._kill(event.reason)
+        codes = tuple(self._exit_codes.values())
+        if self._is_stopped and START_AGAIN in codes:
+            self._exit_code = START_AGAIN  # They saved what they had, as a scheduler asks.
+        cause = first_cause(self._causes)
+        if cause:
+            self._reason = f"{self._reason}: {cause}" if self._reason else cause
+            self._report(f"cause: {cause}")
         return JobEnd(
             exit_code=self._exit_code,
             reason=self._reason,
-            exit_codes=tuple(self._exit_codes.values()),
+            exit_codes=codes,
+            is_stopped=self._is_stopped,
         )
 
     def _seconds_left(self) -> float | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# How often the job was started again.
+RESTARTS = "MESHWISE_RESTARTS"
 _COORDINATOR = "MESHWISE_COORDINATOR"
 _NUM_PROCESSES = "MESHWISE_NUM_PROCESSES"
 _PROCESS_ID = "MESHWISE_PROCESS_ID"

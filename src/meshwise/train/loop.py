@@ -24,7 +24,7 @@ from meshwise.plan.plan import Plan
 from meshwise.report.host_stats import HostStats
 from meshwise.runtime.donation import lost_before
 from meshwise.runtime.fidelity import StageFidelity
-from meshwise.runtime.job.job import Job
+from meshwise.runtime.job.job import Job, told_to_all
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.train.checkpoint import Checkpoints
@@ -259,7 +259,7 @@ def run_training(
     if job is not None:
         job.exchange("the folder of checkpoints", str(folder))
         should_stop = partial(_stops_all, job, should_stop)
-    with Checkpoints(folder, _identity(options, corpus)) as checkpoints:
+    with Checkpoints(folder, _identity(options, corpus)) as checkpoints, told_to_all(job):
         run = _Run(
             options=options,
             corpus=corpus,

@@ -159,7 +159,7 @@ class _Numbering:
 
         What has come to the device itself is there without a signal.
         """
-        found = []
+        found: list[int] = []
         for box, device in hop.waits:
             value = self.at[box, device]
             if device != hop.source:

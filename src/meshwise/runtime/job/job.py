@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -18,6 +19,7 @@ import jax
 
 from meshwise.errors import ClusterError, MeshwiseError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
+from meshwise.runtime.job.heartbeat import Heartbeat, heartbeat_of
 
 # How arrays get from process to process.
 TransportName: TypeAlias = Literal["sockets", "device_put"]
@@ -40,6 +42,7 @@ class Job:
         store: What they share.
         coordinator: `host:port` of process 0, as this process was told it.
         transport: How arrays get from one to another; None: as suits the devices.
+        heartbeat: Says what ends the job; None where nobody watches.
     """
 
     process: int
@@ -47,6 +50,7 @@ class Job:
     store: KeyValueStore
     coordinator: str
     transport: TransportName | None = None
+    heartbeat: Heartbeat | None = None
 
     def exchange(self, topic: str, text: str, *, patience_s: float = PATIENCE_S) -> list[str]:
         """Give a text to all processes and return those of all, by number.
@@ -58,14 +62,16 @@ class Job:
 
         Raises:
             ClusterError: a process does not come, or is at something else.
+            TransportError: a process of the job is gone, or failed.
         """
         turn = self._turn()
         self._say(turn, topic, text)
         deadline = time.monotonic() + patience_s
-        found = [
-            text if other == self.process else self._heard(turn, other, topic, deadline)
-            for other in range(self.num_processes)
-        ]
+        with self._waiting(topic):
+            found = [
+                text if other == self.process else self._heard(turn, other, topic, deadline)
+                for other in range(self.num_processes)
+            ]
         # All have come here, so all have read what was said before.
         self.store.key_value_delete(_key(turn - 1, self.process))
         return found
@@ -80,6 +86,7 @@ class Job:
         Raises:
             MeshwiseError: the error that `make` raised, in every process.
             ClusterError: process 0 is at something else.
+            TransportError: a process of the job is gone, or failed.
         """
         turn = self._turn()
         if self.process:
@@ -117,9 +124,11 @@ class Job:
             patience_s: How long this process waits.
 
         Raises:
-            TransportError: the other one gives nothing.
+            TransportError: the other one gives nothing, or a process of the job is gone.
         """
-        found = self._value(f"{_ROOT}/text/{process}/{name}", time.monotonic() + patience_s)
+        deadline = time.monotonic() + patience_s
+        with self._waiting(f"{name} of process {process}"):
+            found = self._value(f"{_ROOT}/text/{process}/{name}", process, deadline)
         if found is None:
             raise TransportError(
                 f"process {self.process} waited {patience_s:.0f} s for {name} of process "
@@ -137,7 +146,7 @@ class Job:
 
     def _heard(self, turn: int, other: int, topic: str, deadline: float | None) -> str:
         """Return what another process says at a turn."""
-        said = self._value(_key(turn, other), deadline)
+        said = self._value(_key(turn, other), other, deadline)
         if said is None:
             raise ClusterError(
                 f"process {other} of {self.num_processes} has not come to {topic}, where process "
@@ -153,9 +162,35 @@ class Job:
             )
         return found["text"]
 
-    def _value(self, key: str, deadline: float | None) -> bytes | None:
-        """Return the value of a key when it has one; None where it has none at the deadline."""
+    def check(self) -> None:
+        """Raise what ends the job.
+
+        Raises:
+            TransportError: a process of the job is gone, or failed.
+        """
+        if self.heartbeat is not None:
+            self.heartbeat.check()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the other processes that this one fails: all end, where they would wait for it.
+
+        Args:
+            error: Why.
+        """
+        if self.heartbeat is not None:
+            self.heartbeat.fail(error)
+
+    def _waiting(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext() if self.heartbeat is None else self.heartbeat.waiting(f"at {what}")
+
+    def _has_ended(self, process: int) -> bool:
+        return self.heartbeat is not None and self.heartbeat.has_ended(process)
+
+    def _value(self, key: str, process: int, deadline: float | None) -> bytes | None:
+        """Return the value of a key when it has one; None where it gets none from a process."""
+        is_last = False
         while True:
+            self.check()
             left = _SLICE_S if deadline is None else deadline - time.monotonic()
             wait_ms = max(int(min(left, _SLICE_S) * 1000), 1)
             try:
@@ -165,12 +200,16 @@ class Job:
                     raise ClusterError(
                         f"process {self.process} cannot reach what the processes share: {error}"
                     ) from error
-                if deadline is not None and left <= _SLICE_S:
+                if is_last or (deadline is not None and left <= _SLICE_S):
                     return None
+                is_last = self._has_ended(process)
 
 
 def current_job() -> Job | None:
-    """Return the job of this process; None where it is alone.  No backend of JAX is started."""
+    """Return the job of this process; None where it is alone.
+
+    No backend of JAX is started; the heartbeat of the process begins with the first call.
+    """
     state = job_state()
     if state is None or state.num_processes == 1:
         return None
@@ -179,7 +218,23 @@ def current_job() -> Job | None:
         num_processes=state.num_processes,
         store=state.store,
         coordinator=state.coordinator,
+        heartbeat=heartbeat_of(state.store, state.process, state.num_processes),
     )
+
+
+@contextmanager
+def told_to_all(job: Job | None) -> Generator[None]:
+    """Tell the other processes of a job what fails in a block, before anything waits for them.
+
+    Args:
+        job: The processes; None where this one is alone.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if job is not None:
+            job.fail(error)
+        raise
 
 
 def text_of_processes(processes: Sequence[int]) -> str:

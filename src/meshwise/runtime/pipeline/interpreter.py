@@ -55,6 +55,23 @@ class Step(NamedTuple):
     instruction: Instruction
 
 
+class Place(NamedTuple):
+    """What a process is at; its text is made when somebody asks.
+
+    Attributes:
+        label: The step.
+        step: The instruction.
+    """
+
+    label: str
+    step: Step
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        _, mesh, at, instruction = self.step
+        return f"in {self.label}, at instruction {at} of mesh {mesh} ({instruction})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """A pipeline that is ready to run, as one process sees it.
@@ -208,7 +225,11 @@ class PipelineStep:
             at_commit: Called when the state is taken over.
         """
         is_committed = False
-        for order, mesh, at, instruction in self.pipeline.steps:
+        heartbeat = None if self.pipeline.job is None else self.pipeline.job.heartbeat
+        for step in self.pipeline.steps:
+            order, mesh, at, instruction = step
+            if heartbeat is not None:
+                heartbeat.at(Place(self.label, step))
             if order >= self.pipeline.commit and not is_committed:
                 # What fails here is an earlier instruction.
                 jax.block_until_ready((self.buffers, self.travelling))
@@ -222,6 +243,8 @@ class PipelineStep:
                 raise
         if not is_committed:
             at_commit()
+        if heartbeat is not None:
+            heartbeat.at(None)
         return self.results()
 
     def results(self) -> list[Array]:

@@ -66,6 +66,8 @@ class SocketTransport:
         self._failure: TransportError | None = None
         self._lock = threading.Lock()
         _start_watch(ref(self), (self._servers, self._connections), patience_s)
+        if job.heartbeat is not None:
+            job.heartbeat.watch(partial(_waiting, ref(self)))
 
     @property
     def process(self) -> int:
@@ -136,6 +138,13 @@ class SocketTransport:
     def watch(self) -> None:
         """Look once whether what is waited for has come; break connections that wait too long."""
         now = time.monotonic()
+        try:
+            self._job.check()
+        except TransportError as error:
+            if self._failure is None:
+                self._failure = error
+                for connection in self._connections.values():
+                    connection._poison_connection()
         with self._lock:
             for peer in list(self._latest.keys() | self._watched.keys()):
                 waiting = self._watched.get(peer) or self._latest.pop(peer)
@@ -150,6 +159,27 @@ class SocketTransport:
                         "that process does, or whether it still runs"
                     )
                     self._connections.pop(peer)._poison_connection()
+
+    def waiting(self) -> tuple[str, float] | None:
+        """Return what is waited for longest, and for how many seconds; None if nothing is."""
+        now = time.monotonic()
+        with self._lock:
+            pulls = {**self._latest, **self._watched}
+        late = [
+            (now - pull.since_s, peer, pull.label)
+            for peer, pull in pulls.items()
+            if not _is_there(pull.array)
+        ]
+        if not late:
+            return None
+        waited_s, peer, label = max(late)
+        return f"{label} from process {peer}", waited_s
+
+
+def _waiting(transport: ref[SocketTransport]) -> tuple[str, float] | None:
+    """Return what a transport waits for, if it is still there."""
+    found = transport()
+    return None if found is None else found.waiting()
 
 
 def _is_there(array: Any) -> bool:

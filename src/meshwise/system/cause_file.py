@@ -1,0 +1,42 @@
+"""The file in which a process says what ended its job, for whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+# The environment variable with its name; without it nothing is written.
+CAUSE_FILE = "MESHWISE_CAUSE_FILE"
+
+
+def write_cause(process: int, text: str) -> None:
+    """Write what ended the job, if there is a place for it.
+
+    Args:
+        process: The process that is the cause.
+        text: What happened.
+    """
+    path = os.environ.get(CAUSE_FILE)
+    if path:
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"process": process, "text": text}) + "\n")
+
+
+def first_cause(files: Sequence[Path]) -> str:
+    """Return what the processes of a job say that ended it; empty if none says anything.
+
+    Args:
+        files: Where each would write it.
+    """
+    found = [file for file in files if file.exists()]
+    if not found:
+        return ""
+    first = min(found, key=lambda file: file.stat().st_mtime)
+    try:
+        told: Mapping[str, object] = json.loads(first.read_text())
+    except (OSError, ValueError):
+        return ""
+    return str(told.get("text", ""))
