@@ -7,6 +7,7 @@ import click
 from evaluation.alpacomm.command import alpacomm
 from evaluation.alpacomm.measured.command import alpacomm_measured
 from evaluation.anchor.command import anchor
+from evaluation.faults.command import faults
 from evaluation.hosts.command import hosts
 from evaluation.paper.command import paper
 from evaluation.predictions.command import predictions
@@ -31,6 +32,9 @@ Examples:
 \b
   python -m evaluation predictions
       Measure two such hosts, plan for them, and run the plans.
+\b
+  python -m evaluation faults --every 10
+      Kill processes while they train, and see that training goes on.
 
 `python -m evaluation NAME --help` shows the options of each.
 """
@@ -44,7 +48,7 @@ def main() -> None:
     """Compare methods on the settings of papers, and what runs on hosts of this machine."""
 
 
-for _command in (paper, alpacomm, alpacomm_measured, anchor, hosts, predictions):
+for _command in (paper, alpacomm, alpacomm_measured, anchor, hosts, predictions, faults):
     main.add_command(_command)
 
 
