@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,27 +83,21 @@ def run_with_faults(
     launcher = ["meshwise", "launch", "--hosts", str(num_hosts), "--max-restarts", str(restarts)]
     command = [sys.executable, "-m", *launcher, "-m", "evaluation.faults.survivor", *arguments]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
-    process = subprocess.Popen(
+    lines: list[tuple[float, str]] = []
+    with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
-    )
-    assert process.stdout is not None
-    lines: list[tuple[float, str]] = []
-    deadline = time.monotonic() + _LIMIT_S * (1 + len(faults))
-    try:
-        for line in process.stdout:
-            lines.append((time.monotonic(), line.rstrip()))
-            if time.monotonic() > deadline:
-                break
-        code = process.wait(timeout=30)
-    except subprocess.TimeoutExpired:
-        code = -1
-    finally:
-        process.kill()
-        process.wait()
+    ) as process:
+        assert process.stdout is not None
+        # It comes to an end when the launcher is killed, too, which takes all processes along.
+        timer = threading.Timer(_LIMIT_S * (1 + len(faults)), process.kill)
+        timer.start()
+        lines += ((time.monotonic(), line.rstrip()) for line in process.stdout)
+        timer.cancel()
+        code = process.wait()
     return _outcome(code, lines, folder)
 
 

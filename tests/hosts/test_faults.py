@@ -1,0 +1,67 @@
+"""A process dies or stands still while it trains: all end soon, and training goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from evaluation.faults.cases import NUM_STEPS
+from evaluation.faults.faults import INSTRUCTION, KILL, RAISE, STEP, STOP, TERM, Fault
+from evaluation.faults.outcome import Outcome, run_with_faults
+
+from meshwise.system.exit_codes import START_AGAIN
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = run_with_faults(tmp_path_factory.mktemp("whole"), 2, NUM_STEPS, ())
+    assert outcome.code == 0, outcome.text
+    return outcome
+
+
+def assert_survived(outcome: Outcome, undisturbed: Outcome) -> None:
+    assert outcome.code == 0, outcome.text
+    assert outcome.leftovers == ()
+    assert outcome.steps == undisturbed.steps, outcome.text
+    assert outcome.num_repeated <= 3
+
+
+def test_training_goes_on_after_a_kill_in_the_midst_of_a_step(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    fault = Fault(process=1, what=KILL, place=INSTRUCTION, number=110)
+    outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
+    assert_survived(outcome, undisturbed)
+    assert "[launch] host 1 was ended by SIGKILL" in outcome.text
+    assert "[launch] starting again: 1 of 1 times" in outcome.text
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_is_found(tmp_path: Path, undisturbed: Outcome) -> None:
+    fault = Fault(process=1, what=STOP, place=INSTRUCTION, number=110)
+    outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
+    assert_survived(outcome, undisturbed)
+    assert "process 1 has given no sign of life for 1" in outcome.text
+    # What process 0 was at, and what ended the job.
+    assert "process 0 was in step 3, at instruction" in outcome.text
+    assert f"[launch] host 0 ended with exit code {START_AGAIN}" in outcome.text
+
+
+def test_what_fails_in_one_process_ends_all_with_its_text(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    fault = Fault(process=1, what=RAISE, place=STEP, number=3)
+    outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
+    assert_survived(outcome, undisturbed)
+    assert "[launch] cause: process 1 failed: ValueError: what a user did wrong" in outcome.text
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_in_all_and_loses_no_step(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    fault = Fault(process=0, what=TERM, place=STEP, number=3)
+    outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
+    assert_survived(outcome, undisturbed)
+    assert outcome.num_repeated == 0
+    assert f"ended with exit code {START_AGAIN}" in outcome.text
