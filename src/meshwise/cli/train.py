@@ -146,6 +146,12 @@ def _option(*names: str, **settings: Any) -> Any:
 )
 @_option("--save-every", type=click.IntRange(1), default=100, help="Steps between checkpoints.")
 @_option(
+    "--keep",
+    type=click.IntRange(1),
+    default=2,
+    help="Checkpoints that stay. If the newest is damaged, the run resumes from the one before.",
+)
+@_option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/gpt"),
@@ -249,7 +255,6 @@ def train(  # The options above say what the arguments are.
             )
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
-    view.show_summary(summary)
     if as_json and speaks:
         click.echo(summary.to_json())
     if view.unwritten:
