@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -230,6 +231,8 @@ def train(  # The options above say what the arguments are.
     elif devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
+    # Orbax logs the traceback of each save that fails; the view says it in a line.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     job = current_job()
     speaks = job is None or job.process == 0
     measure = any(files.values())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -140,7 +139,7 @@ class Checkpoints:
         self.wait()
         if self.is_complete(step):
             return
-        self._agree(step, self._failure_of(self._probe))
+        self._agree(step, self._failure_of(self._prepare))
         if self._barrier is not None:
             self._barrier.begin()
         run = {"identity": self._identity, "history": history.to_json()}
@@ -207,8 +206,6 @@ class Checkpoints:
             self._damaged |= damaged.keys()
             for other, text in damaged.items():
                 on_damaged(other, self._set_aside(other), text)
-            if damaged:
-                self._failure_of(self._manager.reload)
             return found
         each = "\n".join(f"  step {step}: {text}" for step, text in damaged.items())
         raise CheckpointError(
@@ -321,13 +318,16 @@ class Checkpoints:
             self._damaged.discard(step)
         return place
 
-    def _probe(self) -> None:
+    def _prepare(self) -> None:
         """Write a file where the checkpoint will be; raises why that cannot be done."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             probe_writable(self._folder)
         except OSError as error:
             raise _DamageError(error.strerror or str(error)) from error
+        # Orbax removes old ones that it knows: after a save that failed, or when the folder was
+        # away, it has forgotten some.
+        self._manager.reload()
 
     def _steps(self) -> list[int]:
         """Return the steps of all complete checkpoints."""
@@ -379,12 +379,10 @@ class Checkpoints:
             ) from error
 
     def _forget(self, step: int) -> None:
-        """Remove what was written of a checkpoint, and see what else is there."""
+        """Remove what was written of a checkpoint."""
         self._failure_of(self._manager.wait_until_finished)
         if self._job is None or self._job.process == 0:
             shutil.rmtree(self._folder / f"{step}{_TEMPORARY}", ignore_errors=True)
-        with suppress(OSError):
-            self._manager.reload()
 
 
 class _DamageError(Exception):

@@ -234,7 +234,7 @@ class _Run:
             except CheckpointError as error:
                 self._tell_unsaved(step, error)
                 return
-        if self.checkpoints.is_complete(step):
+        if wait or self.checkpoints.is_complete(step):
             self.listener.on_save(step, self.checkpoints.path(step))
             self.saving, self.unsaved = None, None
 
@@ -324,7 +324,9 @@ def run_training(
         except OSError as error:
             failures.append(f"{options.out / 'summary.json'} is not written: {error}")
     if failures:
-        kept = f"the newest checkpoint is {summary.checkpoint}" if newest else "none is there"
+        kept = "no checkpoint is there"
+        if newest is not None:
+            kept = f"the newest checkpoint is {summary.checkpoint}"
         raise CheckpointError("; ".join([*failures, kept]))
     return summary
 
