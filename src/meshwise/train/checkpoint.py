@@ -27,7 +27,7 @@ from meshwise.runtime.scalars import EveryProcess
 from meshwise.system.writable import probe_writable
 from meshwise.train.checksums import CHECKSUMS, damage_of, text_checksum
 from meshwise.train.history import History
-from meshwise.train.save_barrier import SaveBarrier
+from meshwise.train.save_barrier import OtherProcessError, SaveBarrier
 from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
 
@@ -343,6 +343,8 @@ class Checkpoints:
         """Do something and return why it failed, in a line; empty if it did not."""
         try:
             act()
+        except OtherProcessError:
+            return ""  # All get to know the cause from that process.
         except Exception as error:
             text = str(error) if isinstance(error, _DamageError | OSError) else _told(error)
             return " ".join(text.split())[:_LINE_CHARS]

@@ -16,6 +16,10 @@ _PLACES = ("async_write_complete", "async_commit_complete")
 _HERE, _GONE = "here", "gone"
 
 
+class OtherProcessError(CheckpointError):
+    """A save ended because it failed in another process, which says why."""
+
+
 class SaveBarrier:
     """The `barrier_sync_fn` of Orbax's `AsyncOptions`, for one save after the other."""
 
@@ -54,7 +58,7 @@ class SaveBarrier:
             timeout_ms: How long to wait, in milliseconds.
 
         Raises:
-            CheckpointError: the save of another process has failed.
+            OtherProcessError: the save of another process has failed.
             TransportError: another process does not come.
         """
         place = next((place for place in _PLACES if place in key), None)
@@ -72,7 +76,7 @@ class SaveBarrier:
             patience_s = timeout_ms / 1000
             said = self._job.published(self._name(place), other, patience_s=patience_s)
             if said == _GONE:
-                raise CheckpointError(f"process {other} could not write its part")
+                raise OtherProcessError(f"process {other} could not write its part")
 
     def _name(self, place: str) -> str:
         return f"save/{self._number}/{place}"
