@@ -19,6 +19,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint._src.serialization import jax_array_handlers
 
@@ -55,13 +56,10 @@ def fails(checkpoints: Checkpoints, step: int, where: Any, name: str, process: i
     began = time.monotonic()
     mine = jax.process_index() == process
     with mock.patch.object(where, name, fail if mine else getattr(where, name)):
-        try:
+        told = rf"no room for {name} \(in process {process}\)"
+        with pytest.raises(CheckpointError, match=told):  # noqa: PT012 (which of the two is chance)
             checkpoints.save(at(step), history(step))
             checkpoints.wait()
-        except CheckpointError as error:
-            assert f"no room for {name} (in process {process})" in str(error), error
-        else:
-            raise AssertionError("it was saved")
     assert time.monotonic() - began < 60  # Orbax would wait for 20 minutes.
 
 
@@ -72,9 +70,9 @@ def save(folder: Path) -> None:
         fails(checkpoints, 4, stage_arrays, "sum_all_files", 0)
         checkpoints.save(at(2), history(2))
         checkpoints.wait()
-        assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
+        # The other process may be at step 5 by now.
+        assert {path.name[0] for path in folder.glob("[0-9]*")} - {"5"} == {"1", "2"}
         dying = folder.with_name("dying")
-
         has_begun = threading.Event()
 
         async def die(*_args: Any, **_more: Any) -> Any:

@@ -184,7 +184,7 @@ class TrainView:
 
     def on_unsaved(self, step: int, text: str) -> None:
         """A warning; the run goes on."""
-        self._warn(f"step {step:>6}  {text}")
+        self._warn(f"{text}; the run goes on")
 
     def on_damaged(self, step: int, path: Path, text: str) -> None:
         """A warning with the place of the checkpoint."""

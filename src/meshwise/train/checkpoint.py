@@ -324,7 +324,7 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             probe_writable(self._folder)
         except OSError as error:
-            raise _DamageError(error.strerror or str(error)) from error
+            raise _DamageError(error.strerror or str(error)) from error  # Not the trial's name.
         # Orbax removes old ones that it knows: after a save that failed, or when the folder was
         # away, it has forgotten some.
         self._manager.reload()
@@ -346,8 +346,7 @@ class Checkpoints:
         except OtherProcessError:
             return ""  # All get to know the cause from that process.
         except Exception as error:
-            text = str(error) if isinstance(error, _DamageError | OSError) else _told(error)
-            return " ".join(text.split())[:_LINE_CHARS]
+            return " ".join(_told(error).split())[:_LINE_CHARS] or type(error).__name__
         return ""
 
     def _agree_on(self, topic: str, failure: str) -> None:
@@ -403,4 +402,7 @@ def _target(like: TrainState) -> TrainState:
 
 
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """Return what an error says, and its kind where it does not say enough."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) if isinstance(error, _DamageError) else f"{type(error).__name__}: {error}"

@@ -327,7 +327,7 @@ def run_training(
         kept = "no checkpoint is there"
         if newest is not None:
             kept = f"the newest checkpoint is {summary.checkpoint}"
-        raise CheckpointError("; ".join([*failures, kept]))
+        raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
     return summary
 
 
