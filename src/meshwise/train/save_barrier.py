@@ -13,6 +13,8 @@ from meshwise.runtime.job.job import Job
 
 # Barriers of Orbax 0.12: all is written; the checkpoint has its name.
 _PLACES = ("async_write_complete", "async_commit_complete")
+# Around a note whether a save is in progress: at its begin, and at its end after a failure, too.
+_NOTE = "ThreadSaveMultiHostValueHolder"
 _HERE, _GONE = "here", "gone"
 
 
@@ -61,12 +63,11 @@ class SaveBarrier:
             OtherProcessError: the save of another process has failed.
             TransportError: another process does not come.
         """
-        place = next((place for place in _PLACES if place in key), None)
-        if place is None:
-            # Orbax notes that no save is in progress any more; it does so after a failure, too.
+        if _NOTE in key:
             if threading.get_ident() != self._caller:
                 self.leave()
             return
+        place = next((place for place in _PLACES if place in key), key)
         with self._lock:
             self._left.discard(place)
         self._job.publish(self._name(place), _HERE)
