@@ -51,6 +51,10 @@ class TransportError(MeshwiseError):
     """A transfer between meshes failed."""
 
 
+class CheckpointError(MeshwiseError):
+    """A checkpoint is damaged, of another run, or cannot be written."""
+
+
 class SolverError(MeshwiseError):
     """A solver failed, or its answer did not pass the independent check."""
 

@@ -154,6 +154,57 @@ def test_a_second_run_resumes_and_fresh_starts_anew(run: Any) -> None:
     assert "done after 4 steps" in fresh.output
 
 
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    run: Any, tmp_path: Path
+) -> None:
+    run("--save-every", "2", "--keep", "3")
+    folder = tmp_path / "run" / "checkpoints"
+    assert {path.name for path in folder.iterdir()} == {"2", "4"}
+    (folder / "4" / "state" / "_METADATA").write_text("{}")
+    resumed = run("--save-every", "2", "--keep", "1")
+    assert resumed.exit_code == 0, resumed.output
+    shown = " ".join(resumed.output.split())
+    assert "warning: the checkpoint of step 4 is damaged and was not taken: " in shown
+    assert f"it is kept as {folder / '4.damaged'}" in shown
+    assert "resumed from the checkpoint of step 2" in shown
+    assert {path.name for path in folder.iterdir()} == {"4", "4.damaged"}
+    shutil.rmtree(folder / "4" / "state")
+    none = run()
+    assert none.exit_code == 1
+    assert "Error: no checkpoint in" in none.output
+    assert "--fresh" in none.output
+    assert "Traceback" not in none.output
+    assert run("--fresh").exit_code == 0
+    assert {path.name for path in folder.iterdir()} == {"4"}
+
+
+def test_a_folder_that_takes_no_files_is_named_before_the_plan(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("--out", str(tmp_path / "file" / "run"))
+    assert result.exit_code == 1
+    assert "Error: cannot write checkpoints to" in result.output
+    assert "Traceback" not in result.output
+    assert "GPT" not in result.output
+
+
+def test_a_last_state_that_is_not_saved_is_told_after_the_summary(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+
+    class Breaking(JitStep):
+        def __call__(self, state: Any, batch: Any) -> Any:
+            if int(state.step) == 3:
+                folder.rmdir()
+                folder.write_text("")
+            return super().__call__(state, batch)
+
+    result = run(step=Breaking)
+    assert result.exit_code == 1
+    shown = " ".join(result.output.split())
+    assert "warning: the state of step 4 is not saved in" in shown
+    assert "done after 4 steps" in shown
+    assert "File exists; no checkpoint is there" in shown.partition("Error: ")[2]
+
+
 def test_a_fresh_run_without_a_plan_leaves_the_checkpoints(run: Any) -> None:
     class Refusing(JitStep):
         def plan(self, state: Any, batch: Any) -> Any:

@@ -150,5 +150,14 @@ class Recorder:
     def on_save(self, step: int, path: Path) -> None:
         self.events.append(("save", step))
 
+    def on_unsaved(self, step: int, text: str) -> None:
+        self.events.append(("unsaved", step, text))
+
+    def on_damaged(self, step: int, path: Path, text: str) -> None:
+        self.events.append(("damaged", step, path, text))
+
+    def on_end(self, summary: Any) -> None:
+        self.events.append(("end", summary))
+
     def of(self, kind: str) -> list[Any]:
         return [event[1:] for event in self.events if event[0] == kind]

@@ -57,8 +57,8 @@ def state(numbers: dict[str, Any], first: Sequence[Any], second: Sequence[Any]) 
     return TrainState(count, params, kept)
 
 
-def assert_equal(found: TrainState, want: TrainState) -> None:
-    assert int(found.step) == STEP
+def assert_equal(found: TrainState, want: TrainState, step: int = STEP) -> None:
+    assert int(found.step) == step
     for mine, theirs in zip(jax.tree.leaves(found)[1:], jax.tree.leaves(want)[1:], strict=True):
         assert (mine.shape, mine.dtype, mine.sharding) == (
             theirs.shape, theirs.dtype, theirs.sharding,

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from meshwise.cli.outputs import check_writable, echo_text
+from meshwise.cli.outputs import check_writable, echo_text, write_output
 from meshwise.errors import MeshwiseError
 from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import plan_from_file
-from meshwise.system.atomic_file import write_atomically
 
 # Every single operator: left out of `--json`, the file itself has it.
 _NOT_SHOWN = ("decisions",)
@@ -40,7 +39,7 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     try:
         read = plan_from_file(plan)
         if html_file is not None:
-            write_atomically(html_file, plan_page(read))
+            write_output(html_file, plan_page(read))
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if not as_json:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+
+from meshwise.system.atomic_file import write_atomically
+from meshwise.system.writable import probe_writable
 
 
 def check_writable(out: Path) -> None:
@@ -18,8 +20,26 @@ def check_writable(out: Path) -> None:
     folder = out.parent
     if not folder.is_dir():
         raise click.ClickException(f"cannot write {out}: no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK):
-        raise click.ClickException(f"cannot write {out}: the folder {folder} is not writable")
+    if out.is_dir():
+        raise click.ClickException(f"cannot write {out}: it is a folder; give the name of a file")
+    try:
+        probe_writable(folder)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot write {out}: {folder} takes no file ({error.strerror or error})"
+        ) from error
+
+
+def write_output(out: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        click.ClickException: it cannot be written.
+    """
+    try:
+        write_atomically(out, text)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {out}: {error.strerror or error}") from error
 
 
 def echo_text(text: str, warning: Sequence[str]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from meshwise.api.verified_plan import plan_verified
 from meshwise.api.verify import check_target, verify_planned
-from meshwise.cli.outputs import check_writable
+from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
     ClusterName,
@@ -213,15 +214,30 @@ def plan(
         found = replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
-    if trace_file is not None:
-        write_atomically(trace_file, chrome_trace(timeline))
-    if html_file is not None:
-        write_atomically(html_file, plan_page(found))
-    if out is not None:
-        write_atomically(out, found.to_json())
+    texts = {
+        trace_file: partial(chrome_trace, timeline),
+        html_file: partial(plan_page, found),
+        out: found.to_json,
+    }
+    unwritten = list(_unwritten(texts))
+    # What minutes were spent on is not lost with a disk that is full.
+    as_json = as_json or any(path == out for path, _ in unwritten)
     click.echo(found.to_json() if as_json else found.explain(), nl=False)
     if verified is not None:
         click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
+    if unwritten:
+        told = "; ".join(text for _, text in unwritten)
+        raise click.ClickException(f"{told}; the plan is on the standard output")
+
+
+def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple[Path, str]]:
+    """Write each file that is asked for, and yield those that could not be, and why."""
+    for path, text in texts.items():
+        if path is not None:
+            try:
+                write_output(path, text())
+            except click.ClickException as error:
+                yield path, error.message
 
 
 def _verification(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from meshwise.cli.outputs import check_writable, echo_text
+from meshwise.cli.outputs import check_writable, echo_text, write_output
 from meshwise.cli.params import ClusterName, trace_option
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
@@ -17,7 +17,6 @@ from meshwise.report.simulation_text import simulation_data, simulation_text
 from meshwise.schedules.registry import choices
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.simulate.trace import chrome_trace
-from meshwise.system.atomic_file import write_atomically
 
 EXAMPLES = """
 \b
@@ -69,7 +68,7 @@ def simulate(
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     if trace_file is not None:
-        write_atomically(trace_file, chrome_trace(found.timeline))
+        write_output(trace_file, chrome_trace(found.timeline))
     if as_json:
         click.echo(json.dumps(simulation_data(read, found), sort_keys=True, indent=1))
     else:

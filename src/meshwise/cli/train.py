@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from collections.abc import Generator, Mapping, Sequence
@@ -166,6 +167,12 @@ def _option(*names: str, **settings: Any) -> Any:
 )
 @_option("--save-every", type=click.IntRange(1), default=100, help="Steps between checkpoints.")
 @_option(
+    "--keep",
+    type=click.IntRange(1),
+    default=2,
+    help="Checkpoints that stay. If the newest is damaged, the run resumes from the one before.",
+)
+@_option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/gpt"),
@@ -241,6 +248,8 @@ def train(  # The options above say what the arguments are.
     elif devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", devices)
+    # Orbax logs the traceback of each save that fails; the view says it in a line.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     job = current_job()
     speaks = job is None or job.process == 0
     measure = any(files.values())
@@ -260,7 +269,6 @@ def train(  # The options above say what the arguments are.
     )
     flag = _Flag()
     summary = _trained(options, view, flag, job)
-    view.show_summary(summary)
     if as_json and speaks:
         click.echo(summary.to_json())
     if view.unwritten:

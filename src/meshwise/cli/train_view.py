@@ -21,6 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
@@ -181,8 +182,21 @@ class TrainView:
         """A line with the path."""
         self.note(f"step {step:>6}  saved {path}")
 
-    def show_summary(self, summary: TrainSummary) -> None:
+    def on_unsaved(self, step: int, text: str) -> None:
+        """A warning; the run goes on."""
+        self._warn(f"{text}; the run goes on")
+
+    def on_damaged(self, step: int, path: Path, text: str) -> None:
+        """A warning with the place of the checkpoint."""
+        self._warn(f"the checkpoint of step {step} is damaged and was not taken: {text}")
+        self._warn(f"it is kept as {path}; the run goes on from an older one")
+
+    def _warn(self, text: str) -> None:
+        self._console.print("[yellow]warning:[/]", Text(text), soft_wrap=True)
+
+    def on_end(self, summary: TrainSummary) -> None:
         """The closing summary: how it went, and predicted against actual."""
+        self._progress.stop()
         state = "done" if summary.is_complete else "stopped"
         self._console.print(
             f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
@@ -213,7 +227,7 @@ class TrainView:
         self._console.print(table)
         if len(summary.hosts) > 1:
             self._console.print(hosts_text(summary.hosts), markup=False)
-        self._console.print(f"checkpoint: {summary.checkpoint}")
+        self._console.print(f"checkpoint: {summary.checkpoint or 'none'}")
 
 
 def layout_table(state: TrainState) -> Table:

@@ -1,46 +1,92 @@
 """Checkpoints of a run: Orbax, step-scoped, atomic, restored into the layout of any other plan.
 
-They are written while the run goes on: the state is copied to the host first.
+They are written while the run goes on: the state is copied to the host first.  One that is damaged
+is found by its checksums, and the one before is taken.  In a job all processes come to the same
+verdict on each.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
+from orbax.checkpoint.options import AsyncOptions
 
-from meshwise.errors import MeshwiseError
+from meshwise.errors import CheckpointError
 from meshwise.jax_compat import PyTree
+from meshwise.runtime.job.job import current_job
 from meshwise.runtime.scalars import EveryProcess
+from meshwise.system.writable import probe_writable
+from meshwise.train.checksums import CHECKSUMS, damage_of, text_checksum
 from meshwise.train.history import History
+from meshwise.train.save_barrier import OtherProcessError, SaveBarrier
 from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
 
-KEEP = 2
+_META_FILE = "metadata"
+_TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's suffix of what is not complete.
+_LINE_CHARS = 400
+
+# Is told of a checkpoint that was not taken: its step, where it is now, what is wrong with it.
+OnDamaged = Callable[[int, Path, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """What a checkpoint says beside its arrays.
+
+    Attributes:
+        identity: Of the run that wrote it.
+        history: Of that run.
+        has_checksums: Whether its arrays have a file of checksums.
+    """
+
+    identity: dict[str, object]
+    history: History
+    has_checksums: bool
 
 
 class Checkpoints:
     """The checkpoints below one folder.  A context manager: leaving it closes Orbax's threads."""
 
-    def __init__(self, folder: Path, identity: dict[str, object]) -> None:
-        """Open or create the folder.
+    def __init__(self, folder: Path, identity: dict[str, object], *, keep: int = 2) -> None:
+        """Open or create the folder; what an earlier run left unfinished there is removed.
 
         Args:
             folder: Holds one folder a checkpoint, named after its step.
             identity: What a run must agree in to continue another (`TrainOptions.identity`).
+            keep: How many checkpoints stay; the oldest goes when a new one is complete.
         """
         self._folder = folder.absolute()
         self._identity = identity
+        self._job = current_job()
+        self._barrier = None if self._job is None else SaveBarrier(self._job)
+        self._saving: int | None = None
+        self._damaged: set[int] = set()
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=KEEP, create=True, enable_async_checkpointing=True
+                max_to_keep=keep,
+                create=True,
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=True,
+                # Threads that wait for a folder that cannot be made would keep the process alive.
+                async_options=AsyncOptions(
+                    barrier_sync_fn=self._barrier, create_directories_asynchronously=False
+                ),
             ),
-            item_handlers={"state": checkpoint_handler(), "meta": ocp.JsonCheckpointHandler()},
+            item_handlers={
+                "state": checkpoint_handler(verify=False),
+                "meta": ocp.JsonCheckpointHandler(_META_FILE),
+            },
         )
 
     def __enter__(self) -> Self:
@@ -54,73 +100,187 @@ class Checkpoints:
         trace: TracebackType | None,
     ) -> None:
         """Wait until what was saved is complete, and close Orbax's threads."""
-        self._manager.close()
+        try:
+            if error is None:
+                self.wait()
+            else:
+                self.settle()
+        finally:
+            self._manager.close()
 
     @property
     def newest_step(self) -> int | None:
         """Step of the newest complete checkpoint; None if there is none."""
+        return max(self._steps(), default=None)
+
+    def is_complete(self, step: int) -> bool:
+        """Return whether the checkpoint of a step is complete."""
         # A folder gets its name when all of it is written, by all processes.
-        complete = (step for step in self._manager.all_steps() if self.path(step).exists())
-        return max(complete, default=None)
+        return self.path(step).exists() and step not in self._damaged
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a checkpoint."""
+        return self._folder / str(step)
 
     def save(self, state: TrainState, history: History) -> None:
         """Begin to write a checkpoint of the state; complete or not there at all.
 
         All processes of a job call it, and each writes what it has.  When it returns the state may
         be donated.  One that is still being written is waited for first.
+
+        Args:
+            state: Its number of steps names the checkpoint.
+            history: Of the run so far.
+
+        Raises:
+            CheckpointError: it cannot be written, or the one before could not; in every process.
         """
         step = int(state.step)
-        if step != self._manager.latest_step():
-            meta = {"identity": self._identity, "history": history.to_json()}
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta)
-                ),
-            )
+        self.wait()
+        if self.is_complete(step):
+            return
+        self._agree(step, self._failure_of(self._prepare))
+        if self._barrier is not None:
+            self._barrier.begin()
+        run = {"identity": self._identity, "history": history.to_json()}
+        meta = {**run, "checksum": text_checksum(json.dumps(run, sort_keys=True))}
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta))
+        failure = self._failure_of(lambda: self._manager.save(step, args=args, force=True))
+        if failure and self._barrier is not None:
+            self._barrier.leave()
+        self._saving = step
+        self._agree(step, failure)
 
     def wait(self) -> None:
-        """Wait until what was saved is complete; raises what went wrong with it."""
-        self._manager.wait_until_finished()
+        """Wait until what was saved is complete; in a job all processes call it.
 
-    def path(self, step: int) -> Path:
-        """Return the folder of a checkpoint."""
-        return self._folder / str(step)
+        Raises:
+            CheckpointError: it is not complete, and why; in every process.
+        """
+        if self._saving is not None:
+            self._agree(self._saving, self._failure_of(self._manager.wait_until_finished))
+            self._saving = None
 
-    def restore(self, like: TrainState) -> tuple[TrainState, History]:
-        """Read the newest checkpoint.
+    def settle(self) -> None:
+        """Wait until nothing is being written any more, complete or not; for this process alone."""
+        self._saving = None
+        self._failure_of(self._manager.wait_until_finished)
+
+    def restore(
+        self, like: TrainState, on_damaged: OnDamaged = lambda _step, _path, _text: None
+    ) -> tuple[TrainState, History]:
+        """Read the newest checkpoint that is whole.
+
+        Newer ones that are not are renamed to `<step>.damaged`, so that their steps can be saved
+        again.  If none is whole all keep their names.
 
         Args:
             like: A state whose shapes, dtypes and shardings the result gets; in a job the number
                 of steps can be read in every process.  Its arrays are deleted first, so that no
                 device holds two states.
+            on_damaged: Is told of each that was not taken.
 
         Returns:
             The state, and the history of its run.
 
         Raises:
-            MeshwiseError: there is none, or it is of a run with other settings.
+            CheckpointError: there is none, none can be restored, or the newest that is whole is of
+                a run with other settings.
         """
         self.wait()
-        step = self.newest_step
-        if step is None:
-            raise MeshwiseError(f"no checkpoint in {self._folder}")
-        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
-        self._check_identity(meta["meta"]["identity"], step)
-
-        def abstract(leaf: jax.Array, where: Sharding | None = None) -> PyTree:
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where or leaf.sharding)
-
-        target: TrainState = jax.tree.map(abstract, like)
-        readable = EveryProcess().place(like.step.ndim, like.step.sharding)
-        target = target._replace(step=abstract(like.step, readable))
-        for leaf in jax.tree.leaves(like):
-            leaf.delete()
-        how = ocp.checkpoint_utils.construct_restore_args(target)
-        restored = self._manager.restore(
-            step, args=ocp.args.Composite(state=ocp.args.PyTreeRestore(target, how))
+        steps = self._steps()
+        if self._job is not None:
+            steps = json.loads(
+                self._job.from_first("the list of checkpoints", lambda: json.dumps(steps))
+            )
+        if not steps:
+            raise CheckpointError(f"no checkpoint in {self._folder}")
+        target = _target(like)
+        damaged: dict[int, str] = {}
+        for step in sorted(steps, reverse=True):
+            try:
+                found = self._restored(step, like, target)
+            except _DamageError as error:
+                damaged[step] = str(error)
+                continue
+            self._damaged |= damaged.keys()
+            for other, text in damaged.items():
+                on_damaged(other, self._set_aside(other), text)
+            return found
+        each = "\n".join(f"  step {step}: {text}" for step, text in damaged.items())
+        raise CheckpointError(
+            f"no checkpoint in {self._folder} can be restored:\n{each}\n"
+            "give another --out, and keep this folder to look into it; or --fresh, which removes "
+            "them and starts anew"
         )
-        return restored["state"], History.from_json(meta["meta"]["history"])
+
+    def _restored(
+        self, step: int, like: TrainState, target: TrainState
+    ) -> tuple[TrainState, History]:
+        """Return what a checkpoint holds.
+
+        Raises:
+            _DamageError: it cannot be restored; in every process.
+            CheckpointError: it is whole, and of a run with other settings.
+        """
+        topic = f"the checkpoint of step {step}"
+        meta: _Meta | None = None
+
+        def verify() -> None:
+            nonlocal meta
+            meta = self._meta(step)
+            damage = self._damage_of_state(step, meta)
+            if damage:
+                raise _DamageError(damage)
+
+        self._agree_on(topic, self._failure_of(verify))
+        assert meta is not None
+        self._check_identity(meta.identity, step)
+        for leaf in jax.tree.leaves(like):
+            if not leaf.is_deleted():
+                leaf.delete()
+        state: list[TrainState] = []
+
+        def read() -> None:
+            how = ocp.checkpoint_utils.construct_restore_args(target)
+            args = ocp.args.Composite(state=ocp.args.PyTreeRestore(target, how))
+            state.append(self._manager.restore(step, args=args)["state"])
+            if int(state[0].step) != step:
+                raise _DamageError(f"it holds the state of step {int(state[0].step)}")
+
+        self._agree_on(topic, self._failure_of(read))
+        return state[0], meta.history
+
+    def _meta(self, step: int) -> _Meta:
+        """Read what a checkpoint says beside its arrays.
+
+        Raises:
+            OSError, ValueError, RecursionError: it is not there, or not what was written.
+        """
+        # Not through Orbax, which lets the processes of a job wait for one that fails here.
+        path = self.path(step) / "meta" / _META_FILE
+        try:
+            value: Any = json.loads(path.read_text())
+            if not isinstance(value, dict) or not isinstance(value.get("identity"), dict):
+                raise ValueError("no object with the identity of a run")
+            checksum = value.pop("checksum", None)
+            if checksum not in (None, text_checksum(json.dumps(value, sort_keys=True))):
+                raise ValueError("other values than were written (their checksum differs)")
+            history = History.from_json(value.get("history"))
+            if len(history.losses) != step:
+                raise ValueError(f"losses of {len(history.losses)} steps")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} holds something else: {error}") from error
+        return _Meta(value["identity"], history, checksum is not None)
+
+    def _damage_of_state(self, step: int, meta: _Meta) -> str:
+        """Return what this process finds wrong with the files of the arrays; empty if nothing."""
+        folder = self.path(step) / "state"
+        if meta.has_checksums and not (folder / CHECKSUMS).exists():
+            return f"no file {folder / CHECKSUMS}"
+        if self._job is None:
+            return damage_of(folder)
+        return damage_of(folder, self._job.process, self._job.num_processes)
 
     def _check_identity(self, saved: dict[str, object], step: int) -> None:
         names = sorted(saved.keys() | self._identity.keys())
@@ -130,8 +290,119 @@ class Checkpoints:
             if saved.get(name) != self._identity.get(name)
         ]
         if other:
-            raise MeshwiseError(
+            raise CheckpointError(
                 f"the checkpoint of step {step} in {self._folder} is of another run:\n"
                 + "\n".join(other)
                 + "\nuse the settings of that run, another --out, or --fresh to start anew"
             )
+
+    def _set_aside(self, step: int) -> Path:
+        """Rename a checkpoint so that Orbax does not see it, and return where it is."""
+
+        def rename() -> str:
+            path = self.path(step)
+            taken = path.with_name(f"{step}.damaged")
+            number = 1
+            while taken.exists():
+                number += 1
+                taken = path.with_name(f"{step}.damaged-{number}")
+            try:
+                path.rename(taken)
+            except OSError:
+                return str(path)  # The folder takes no writes: saving will say so.
+            return str(taken)
+
+        topic = f"the name of the damaged checkpoint of step {step}"
+        place = Path(rename() if self._job is None else self._job.from_first(topic, rename))
+        if place != self.path(step):
+            self._damaged.discard(step)
+        return place
+
+    def _prepare(self) -> None:
+        """Write a file where the checkpoint will be; raises why that cannot be done."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe_writable(self._folder)
+        except OSError as error:
+            raise _DamageError(error.strerror or str(error)) from error  # Not the trial's name.
+        # Orbax removes old ones that it knows: after a save that failed, or when the folder was
+        # away, it has forgotten some.
+        self._manager.reload()
+
+    def _steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints."""
+        # Not those of Orbax, which leaves out folders that lack some of its files.
+        try:
+            names = [path.name for path in self._folder.iterdir() if path.is_dir()]
+        except OSError:
+            return []
+        numbers = {int(name) for name in names if name.isascii() and name.isdecimal()}
+        return sorted(n for n in numbers - self._damaged if str(n) in names)
+
+    def _failure_of(self, act: Callable[[], object]) -> str:
+        """Do something and return why it failed, in a line; empty if it did not."""
+        try:
+            act()
+        except OtherProcessError:
+            return ""  # All get to know the cause from that process.
+        except Exception as error:
+            return " ".join(_told(error).split())[:_LINE_CHARS] or type(error).__name__
+        return ""
+
+    def _agree_on(self, topic: str, failure: str) -> None:
+        """Let all processes of a job know of a failure in one.
+
+        Raises:
+            _DamageError: one process has failed, or several.
+        """
+        if self._job is None:
+            texts = [failure]
+        else:
+            told = f"{failure} (in process {self._job.process})" if failure else ""
+            texts = self._job.exchange(topic, told)
+        first = next(filter(None, texts), None)
+        if first is not None:
+            raise _DamageError(first)
+
+    def _agree(self, step: int, failure: str) -> None:
+        """Let all processes of a job know that a save has failed in one.
+
+        Raises:
+            CheckpointError: it has; what was written of it is gone.
+        """
+        try:
+            self._agree_on(f"saving the state of step {step}", failure)
+        except _DamageError as error:
+            self._saving = None
+            self._forget(step)
+            raise CheckpointError(
+                f"the state of step {step} is not saved in {self._folder}: {error}"
+            ) from error
+
+    def _forget(self, step: int) -> None:
+        """Remove what was written of a checkpoint."""
+        self._failure_of(self._manager.wait_until_finished)
+        if self._job is None or self._job.process == 0:
+            shutil.rmtree(self._folder / f"{step}{_TEMPORARY}", ignore_errors=True)
+
+
+class _DamageError(Exception):
+    """Why a checkpoint cannot be read or written."""
+
+
+def _target(like: TrainState) -> TrainState:
+    """Return shapes, dtypes and shardings of a state, the number of steps in every process."""
+
+    def abstract(leaf: jax.Array, where: Sharding | None = None) -> PyTree:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where or leaf.sharding)
+
+    target: TrainState = jax.tree.map(abstract, like)
+    readable = EveryProcess().place(like.step.ndim, like.step.sharding)
+    return target._replace(step=abstract(like.step, readable))
+
+
+def _told(error: Exception) -> str:
+    """Return what an error says, and its kind where it does not say enough."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) if isinstance(error, _DamageError) else f"{type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import jax
 
-from meshwise.errors import StateLostError
+from meshwise.errors import CheckpointError, StateLostError
 from meshwise.jax_compat import PyTree
 from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
@@ -27,6 +27,7 @@ from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.job.job import Job, told_to_all
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.writable import probe_writable
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look
@@ -76,6 +77,18 @@ class Listener(Protocol):
         """A checkpoint is complete."""
         ...
 
+    def on_unsaved(self, step: int, text: str) -> None:
+        """A state could not be saved, as the text says; the run goes on."""
+        ...
+
+    def on_damaged(self, step: int, path: Path, text: str) -> None:
+        """A checkpoint was not taken, as the text says; it is kept at the path."""
+        ...
+
+    def on_end(self, summary: TrainSummary) -> None:
+        """The run has ended, also if it fails now because its last state is not saved."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
@@ -96,6 +109,7 @@ class _Run:
         timeline: What each mesh did in the step that was measured.
         measured_s: Seconds of that step.
         saving: The step of the checkpoint that is being written; None if none is.
+        unsaved: Why the checkpoint that was begun last is not there; None if it is.
     """
 
     options: TrainOptions
@@ -111,6 +125,7 @@ class _Run:
     timeline: Timeline | None = None
     measured_s: float | None = None
     saving: int | None = None
+    unsaved: str | None = None
 
     @property
     def median_step_s(self) -> float:
@@ -126,14 +141,14 @@ class _Run:
     def resume(self) -> None:
         """Take the state of the newest checkpoint, if there is one."""
         if self.checkpoints.newest_step is not None:
-            self.state, history = self.checkpoints.restore(self.state)
+            self.state, history = self.checkpoints.restore(self.state, self.listener.on_damaged)
             self.losses, self.heldout = list(history.losses), list(history.heldout)
             done = int(self.state.step)
             self.step.saved(self.checkpoints.path(done))
             self.listener.on_resume(done)
 
     def train(self, should_stop: Callable[[], bool]) -> None:
-        """Step until the end or until asked to stop; the last state is saved, and complete."""
+        """Step until the end or until asked to stop; the last state is saved, if that can be."""
         options = self.options
         look = heldout_look(options, self.corpus, self.follow)
         done = len(self.losses)
@@ -182,7 +197,7 @@ class _Run:
         try:
             lost_before(jax.tree.leaves(self.state))
         except StateLostError as error:
-            self.checkpoints.wait()
+            self.checkpoints.settle()
             newest = self.checkpoints.newest_step
             if newest is None:
                 raise
@@ -199,20 +214,36 @@ class _Run:
         self._check_state()
         self._tell_when_saved(wait=True)
         history = History(losses=tuple(self.losses), heldout=tuple(self.heldout))
-        self.checkpoints.save(self.state, history)
+        try:
+            self.checkpoints.save(self.state, history)
+        except CheckpointError as error:
+            self._tell_unsaved(done, error)
+            return
         # Where the run ends with an error, it waits until the checkpoint is complete.
         self.step.saved(self.checkpoints.path(done))
         self.saving = done
 
     def _tell_when_saved(self, *, wait: bool) -> None:
-        """Tell of the checkpoint that was begun, if it is complete."""
+        """Tell of the checkpoint that was begun, if it is complete, or if it has failed."""
         if self.saving is None:
             return
+        step = self.saving
         if wait:
-            self.checkpoints.wait()
-        if self.checkpoints.newest_step == self.saving:
-            self.listener.on_save(self.saving, self.checkpoints.path(self.saving))
-            self.saving = None
+            try:
+                self.checkpoints.wait()
+            except CheckpointError as error:
+                self._tell_unsaved(step, error)
+                return
+        if wait or self.checkpoints.is_complete(step):
+            self.listener.on_save(step, self.checkpoints.path(step))
+            self.saving, self.unsaved = None, None
+
+    def _tell_unsaved(self, step: int, error: CheckpointError) -> None:
+        self.saving, self.unsaved = None, str(error)
+        newest = self.checkpoints.newest_step
+        if newest is not None:
+            self.step.saved(self.checkpoints.path(newest))
+        self.listener.on_unsaved(step, str(error))
 
 
 def run_training(
@@ -238,10 +269,13 @@ def run_training(
         The summary, also written to `summary.json` in the folder of the run.
 
     Raises:
-        MeshwiseError: no plan, no text, a checkpoint of another run, or a step that failed and
-            took the state along.
+        CheckpointError: nothing can be written to the folder of the run, found before planning;
+            no checkpoint there can be restored, or they are of another run; or the last state could
+            not be saved.
+        MeshwiseError: no plan, no text, or a step that failed and took the state along.
     """
     started = time.perf_counter()
+    _check_folder(options.out)
     corpus = load_corpus(options.text, seq=options.seq)
     listener.on_start(options, corpus, num_parameters(options.gpt()))
     step = build(train_step_of(options))
@@ -254,12 +288,16 @@ def run_training(
 
     folder = options.out / CHECKPOINT_FOLDER
     writes = job is None or job.process == 0
-    if options.fresh and writes:
-        shutil.rmtree(folder, ignore_errors=True)
-    if job is not None:
-        job.exchange("the folder of checkpoints", str(folder))
+    make_room = partial(_make_room, folder, fresh=options.fresh)
+    if job is None:
+        make_room()
+    else:
+        job.from_first("the folder of checkpoints", make_room)
         should_stop = partial(_stops_all, job, should_stop)
-    with Checkpoints(folder, _identity(options, corpus)) as checkpoints, told_to_all(job):
+    with (
+        Checkpoints(folder, _identity(options, corpus), keep=options.keep) as checkpoints,
+        told_to_all(job),
+    ):
         run = _Run(
             options=options,
             corpus=corpus,
@@ -277,13 +315,57 @@ def run_training(
     summary = replace(
         _summary(run, plan, step.fidelity(run.state, first_batch)),
         first_step=first_step,
-        checkpoint=str(folder / str(newest)),
+        checkpoint="" if newest is None else str(folder / str(newest)),
         plan_s=plan_s,
         wall_s=time.perf_counter() - started,
     )
+    listener.on_end(summary)
+    failures = [] if run.unsaved is None else [run.unsaved]
     if writes:
-        write_atomically(options.out / "summary.json", summary.to_json() + "\n")
+        try:
+            write_atomically(options.out / "summary.json", summary.to_json() + "\n")
+        except OSError as error:
+            failures.append(f"{options.out / 'summary.json'} is not written: {error}")
+    if failures:
+        kept = "no checkpoint is there"
+        if newest is not None:
+            kept = f"the newest checkpoint is {summary.checkpoint}"
+        raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
     return summary
+
+
+def _check_folder(out: Path) -> None:
+    """Find out whether the folder of a run takes files, before minutes are spent on a plan.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    folder = out / CHECKPOINT_FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe_writable(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write checkpoints to {folder}: {error.strerror or error}; make room there, or "
+            "give another --out"
+        ) from error
+
+
+def _make_room(folder: Path, *, fresh: bool) -> str:
+    """Remove the checkpoints of an earlier run if asked to, and return the name of their folder.
+
+    Raises:
+        CheckpointError: they cannot be removed.
+    """
+    if fresh and folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot remove the checkpoints in {folder}: {error.strerror or error}; remove "
+                "them, or give another --out"
+            ) from error
+    return str(folder)
 
 
 def _stops_all(job: Job, should_stop: Callable[[], bool]) -> bool:

@@ -29,6 +29,7 @@ class TrainOptions:
         eval_every: Steps between two looks at the held-out text.
         eval_batches: Batches of held-out text in one look.
         save_every: Steps between two checkpoints.
+        keep: Checkpoints that stay; the oldest goes when a new one is complete.
         method: `auto`, `intra`, `data`, `zero2`, `zero3`, `megatron:DxT` or `heuristic`.
         mesh: Shape of the device mesh; None lets the planner choose.
         microbatches: Parts of the batch that run one after the other, or `auto`; None for one on
@@ -55,6 +56,7 @@ class TrainOptions:
     eval_every: int = 50
     eval_batches: int = 8
     save_every: int = 100
+    keep: int = 2
     method: str = "auto"
     mesh: tuple[int, ...] | None = None
     microbatches: int | Literal["auto"] | None = None

@@ -9,8 +9,10 @@ of Orbax, and any other handler for arrays reads them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,19 +20,24 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Sharding
-from orbax.checkpoint import type_handlers
+from orbax.checkpoint import future, type_handlers
+
+from meshwise.errors import CheckpointError
+from meshwise.runtime.job.job import current_job
+from meshwise.train.checksums import damage_of, sum_all_files, sum_own_files
 
 # No rule of Orbax for replicas picks it.
 _NO_REPLICA = 2**31
 
 
-def checkpoint_handler() -> ocp.PyTreeCheckpointHandler:
+def checkpoint_handler(*, verify: bool = True) -> ocp.PyTreeCheckpointHandler:
     """Return the handler with which Orbax saves and restores the state of a step in a job.
 
     It is for `ocp.args.PyTreeSave` and `ocp.args.PyTreeRestore`.  All processes of the job save and
     restore together, in a folder that all see.  An array that each process has for itself is saved
     once, so it must be the same in all.  Keys are restored as keys where the target says so.
     Orbax writes in the background: the state may be donated as soon as `save` returns.
+    `checksums.json` is written with the arrays, and what is restored is compared with it first.
 
     ```python
     manager = ocp.CheckpointManager(folder, item_handlers=mw.checkpoint_handler())
@@ -44,6 +51,11 @@ def checkpoint_handler() -> ocp.PyTreeCheckpointHandler:
     state = manager.restore(number, args=ocp.args.PyTreeRestore(target, restore_args=restore_args))
     ```
 
+    Args:
+        verify: Whether to compare files with their checksums before they are restored; a damaged
+            one is a `CheckpointError` in every process.  What was saved without checksums is not
+            compared.
+
     Returns:
         A new handler.
     """
@@ -53,7 +65,63 @@ def checkpoint_handler() -> ocp.PyTreeCheckpointHandler:
         (str, type_handlers.StringHandler()),
         (jax.Array, StageArrayHandler()),
     )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    return ocp.PyTreeCheckpointHandler(
+        type_handler_registry=registry, handler_impl=_SummedHandler(registry, verify=verify)
+    )
+
+
+class _SummedHandler(ocp.BasePyTreeCheckpointHandler):
+    """Orbax's handler of pytrees, with checksums of its files."""
+
+    def __init__(self, registry: Any, *, verify: bool) -> None:
+        """Save and restore leaves as the registry says.
+
+        Args:
+            registry: For each type of a leaf its handler.
+            verify: Whether to compare files with their checksums before they are restored.
+        """
+        super().__init__(type_handler_registry=registry)
+        self._verify = verify
+
+    async def async_save(self, directory: Any, args: Any) -> list[Any] | None:
+        """Begin to write, and then to sum up what this process wrote."""
+        begun = await super().async_save(directory, args)
+        # A folder in a bucket may not have its name yet; then `finalize` sums up all.
+        if not begun or not isinstance(directory, os.PathLike):
+            return begun
+        sum_up = partial(sum_own_files, directory, jax.process_index())  # type: ignore[arg-type]
+        return [future.ChainedFuture(begun, sum_up)]
+
+    def finalize(self, directory: Any) -> None:
+        """Merge what the processes wrote, and sum up the rest; in one process only."""
+        super().finalize(directory)
+        sum_all_files(directory)
+
+    def restore(self, directory: Any, args: Any = None) -> Any:
+        """Restore; raises `CheckpointError` if a file is not what was written."""
+        if self._verify:
+            check_files(directory)
+        return super().restore(directory, args)
+
+
+def check_files(folder: Any) -> None:
+    """Compare the files of an item with their checksums; the processes of a job share them out.
+
+    Args:
+        folder: Of the item.
+
+    Raises:
+        CheckpointError: in every process, if one has found a file that is damaged.
+    """
+    job = current_job()
+    if job is None:
+        found = [damage_of(folder)]
+    else:
+        mine = damage_of(folder, job.process, job.num_processes)
+        found = job.exchange(f"the files of {folder}", mine)
+    damage = next(filter(None, found), None)
+    if damage is not None:
+        raise CheckpointError(f"{folder} is damaged: {damage}")
 
 
 class StageArrayHandler(type_handlers.ArrayHandler):

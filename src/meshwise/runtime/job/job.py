@@ -115,6 +115,14 @@ class Job:
         """
         self.store.key_value_set_bytes(f"{_ROOT}/text/{self.process}/{name}", text.encode())
 
+    def withdraw(self, name: str) -> None:
+        """Remove what this process gives under a name, and under all names below it.
+
+        Args:
+            name: The name, or its first parts.
+        """
+        self.store.key_value_delete(f"{_ROOT}/text/{self.process}/{name}")
+
     def published(self, name: str, process: int, *, patience_s: float = PATIENCE_S) -> str:
         """Return what a process gives under a name, when it does.
 
