@@ -5,6 +5,7 @@ from __future__ import annotations
 import meshwise as mw
 from meshwise.plan.plan import Plan
 from meshwise.request.methods import Method
+from meshwise.train.kept_plan import kept_plan
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import HeldoutLoss, ParallelTrainStep, StepBuilder, TrainStep
 
@@ -50,15 +51,16 @@ def step_builder(options: TrainOptions) -> StepBuilder:
         options: The options of the run.
 
     Returns:
-        A function of the step, which calls `parallelize`.
+        A function of the step, which calls `parallelize`; a run that goes on takes its plan again.
     """
 
     def build(train_step: TrainStep) -> ParallelTrainStep:
+        plan = kept_plan(options)
         return mw.parallelize(
             train_step,
-            method=method_of(options),
+            method=method_of(options) if plan is None else mw.Replay(plan),
             cluster=options.cluster,
-            num_microbatches=options.num_microbatches,
+            num_microbatches=options.num_microbatches if plan is None else plan.num_microbatches,
             memory_bytes=options.memory_bytes,
             dump_ilp=options.dump_ilp,
         )

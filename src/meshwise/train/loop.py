@@ -10,6 +10,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
+from meshwise.train.kept_plan import keep_plan
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
 from meshwise.train.step import TrainState, state_creator, train_step_of
@@ -294,6 +296,9 @@ def run_training(
     else:
         job.from_first("the folder of checkpoints", make_room)
         should_stop = partial(_stops_all, job, should_stop)
+    if writes:
+        with suppress(OSError):  # Without it the next start plans anew.
+            keep_plan(options, plan)
     with (
         Checkpoints(folder, _identity(options, corpus), keep=options.keep) as checkpoints,
         told_to_all(job),

@@ -1,0 +1,64 @@
+"""The plan of a run, kept beside its checkpoints: a run that starts again takes the same one.
+
+So its losses go on bit for bit, and nothing is planned anew.  Where the devices or the settings
+differ, or the file does not say a plan, the run plans anew.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+import jax
+
+from meshwise.errors import MeshwiseError
+from meshwise.plan.plan import Plan
+from meshwise.system.atomic_file import write_atomically
+from meshwise.train.options import TrainOptions
+
+FILE = "plan.json"
+
+
+def kept_plan(options: TrainOptions) -> Plan | None:
+    """Return the plan with which a run began, if it is asked for the same and has such devices.
+
+    Args:
+        options: What to do; without a look at the devices nothing is known, so JAX starts.
+    """
+    if options.fresh or options.dump_ilp is not None:
+        return None
+    try:
+        found = json.loads((options.out / FILE).read_text())
+        return Plan.from_json(json.dumps(found["plan"])) if found["of"] == _asked(options) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, MeshwiseError):
+        return None
+
+
+def keep_plan(options: TrainOptions, plan: Plan) -> None:
+    """Keep the plan of a run; one process of a job does it.
+
+    Args:
+        options: What was asked for.
+        plan: What was found.
+    """
+    kept = {"of": _asked(options), "plan": json.loads(plan.to_json())}
+    write_atomically(options.out / FILE, json.dumps(kept) + "\n")
+
+
+def _asked(options: TrainOptions) -> dict[str, object]:
+    """Return what a plan depends on."""
+    devices = [(d.process_index, d.platform, d.device_kind) for d in jax.devices()]
+    asked = {
+        **options.identity(),
+        "method": options.method,
+        "mesh": options.mesh,
+        "microbatches": options.microbatches,
+        "stages": options.stages,
+        "schedule": options.schedule,
+        "memory_bytes": options.memory_bytes,
+        "cluster": None if options.cluster is None else str(options.cluster),
+        "devices": devices,
+        "versions": [version(name) for name in ("meshwise", "jax", "jaxlib")],
+    }
+    # As a file has it.
+    return json.loads(json.dumps(asked))
