@@ -9,7 +9,7 @@ WORKERS ?= 2
 COMPILERS := build/compilers
 REQUIREMENT := import sys; from meshwise.targets.packages import requirement_of; print(requirement_of(sys.argv[1]))
 
-.PHONY: help setup train test check-targets format lint types layers check bench bench-solver hosts alpacomm-measured clean
+.PHONY: help setup train test check-targets format lint types layers check bench bench-solver hosts chaos alpacomm-measured clean
 
 help:
 	@echo "make train    set up, then train a byte-level GPT on 8 virtual CPU devices"
@@ -18,6 +18,7 @@ help:
 	@echo "make check-targets    tests that compile for GPUs and TPUs, without devices"
 	@echo "make bench    named benchmarks, JSON into bench-out/"
 	@echo "make hosts    train in two stages on two hosts of this machine, with a slow link (root)"
+	@echo "make chaos    kill processes at every instruction of a step, and see training go on (30 minutes)"
 	@echo "make alpacomm-measured    AlpaComm's cases between hosts of this machine (root, 10 minutes)"
 	@echo "make bench-solver INSTANCES=DIR    the contest's instances in DIR, within their time limits"
 
@@ -74,6 +75,9 @@ bench-solver: setup
 
 hosts: setup
 	$(BIN)/python -m evaluation hosts $(ARGS)
+
+chaos: setup
+	$(BIN)/python -m evaluation faults $(ARGS)
 
 alpacomm-measured: setup
 	$(BIN)/python -m evaluation alpacomm-measured $(ARGS)

@@ -10,10 +10,15 @@ from pathlib import Path
 import click
 
 from evaluation.faults.cases import NUM_STEPS, Case, drawn_cases, every_case
+from evaluation.faults.network import HEAD, HostOutcome, host_outcomes
 from evaluation.faults.outcome import Outcome, run_with_faults
+from evaluation.hosts.iproute import TestbedError
+from evaluation.hosts.obstacle import obstacle
 from evaluation.machine import this_machine
 from meshwise.cli.outputs import check_writable
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.exit_codes import START_AGAIN
+from meshwise.units import MIB
 
 EXAMPLES = """
 \b
@@ -23,7 +28,13 @@ Examples:
 \b
   python -m evaluation faults --drawn 50 --seed 1
       Fifty random faults, ten a job.
+\b
+  python -m evaluation faults --hosts
+      Cut the link between two hosts of this machine, kill and stop a process.
 """
+
+# What the launcher may hold more after ten starts than after one.
+_MORE_BYTES = 2 * MIB
 
 
 @click.command("faults", epilog=EXAMPLES)
@@ -33,6 +44,11 @@ Examples:
 @click.option("--seed", type=int, default=0, show_default=True, help="Which are drawn.")
 @click.option("--every", type=click.IntRange(1), default=1, help="Only every so many-th case.")
 @click.option(
+    "--hosts",
+    is_flag=True,
+    help="Two hosts of this machine that no launcher watches, and their link; it needs root.",
+)
+@click.option(
     "--page",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -40,7 +56,7 @@ Examples:
     show_default=True,
     help="File for the table.",
 )
-def faults(drawn: int | None, seed: int, every: int, file: Path) -> None:
+def faults(drawn: int | None, seed: int, every: int, hosts: bool, file: Path) -> None:
     """Kill, stop and slow processes of jobs of two processes, and compare what they compute.
 
     The jobs run under `meshwise launch --max-restarts`. The losses of every one must be those of a
@@ -48,57 +64,96 @@ def faults(drawn: int | None, seed: int, every: int, file: Path) -> None:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     check_writable(file)
-    machine = this_machine()
+    if hosts:
+        options, title, about, table, is_well = "--hosts", *_on_hosts()
+    elif drawn is None:
+        options, title, about, table, is_well = f"--every {every}", *_launched(every=every)
+    else:
+        told = f"--drawn {drawn} --seed {seed}"
+        options, title, about, table, is_well = told, *_launched(drawn=drawn, seed=seed)
+    lines = [
+        f"# {title}",
+        "",
+        f"{this_machine()}.",
+        f"`python -m evaluation faults {options} --page {file}` writes this page.",
+        "",
+        about,
+        "",
+        *table,
+        "",
+    ]
+    write_atomically(file, "\n".join(lines))
+    click.echo("\n".join(lines))
+    if not is_well:
+        raise click.ClickException("a job did not survive")
+
+
+# The title, what is measured, the table, and whether all is well.
+_Page = tuple[str, str, list[str], bool]
+
+
+def _on_hosts() -> _Page:
+    """Disturb two hosts that no launcher watches."""
+    reason = obstacle()
+    if reason is not None:
+        raise click.ClickException(reason)
+    outcomes: list[HostOutcome] = []
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            for outcome in host_outcomes(Path(folder)):
+                outcomes.append(outcome)
+                click.echo(outcome.row())
+    except TestbedError as error:
+        raise click.ClickException(str(error)) from error
+    whole = outcomes[0].losses
+    is_well = all(
+        loss == whole[step] for outcome in outcomes for step, loss in outcome.losses.items()
+    )
+    about = (
+        "Two hosts are network namespaces with links of 100 Mbit/s, and each has a process of a "
+        "pipeline of two stages, started by itself. Losses up to the end are those of the job to "
+        f"which nothing happens, bit for bit: {'yes' if is_well else 'NO'}. Exit code "
+        f"{START_AGAIN} says that the job can be started again."
+    )
+    return "Faults of hosts", about, [*HEAD, *(each.row() for each in outcomes)], is_well
+
+
+def _launched(*, every: int = 1, drawn: int | None = None, seed: int = 0) -> _Page:
+    """Disturb jobs that are started again."""
+    about = (
+        "Two processes of this machine with a device each train a small net with dropout under "
+        "`meshwise launch --max-restarts`, in two stages or on one mesh, with a checkpoint every "
+        "two steps. A job survives if all its steps have the losses of a job without faults, bit "
+        "for bit, and no process is left."
+    )
     with tempfile.TemporaryDirectory() as folder:
-        wanted = {
-            stages: run_with_faults(Path(folder, f"whole{stages}"), stages, steps, ())
-            for stages, steps in ((2, NUM_STEPS), (0, NUM_STEPS))
-        }
+        whole = _whole(Path(folder, "whole"), NUM_STEPS)
         if drawn is None:
-            cases = every_case(wanted[2].seen)[::every]
+            cases = every_case(whole[2].seen)[::every]
         else:
-            cases = drawn_cases(drawn, seed, wanted[2].seen)
-            longest = max(len(case.faults) for case in cases)
-            wanted = {
-                stages: run_with_faults(
-                    Path(folder, f"long{stages}"), stages, _num_steps(longest), ()
-                )
-                for stages in (2, 0)
-            }
+            cases = drawn_cases(drawn, seed, whole[2].seen)
+        steps = NUM_STEPS
+        if drawn is not None:
+            # Each start does five steps before its fault at most.
+            steps += 5 * max(len(case.faults) for case in cases)
+            whole = _whole(Path(folder, "long"), steps)
         results: list[tuple[Case, Outcome, list[str]]] = []
         for number, case in enumerate(cases):
-            steps = NUM_STEPS if drawn is None else _num_steps(len(case.faults))
             outcome = run_with_faults(Path(folder, str(number)), case.stages, steps, case.faults)
-            wrong = _wrong(outcome, wanted[case.stages], steps)
+            wrong = _wrong(outcome, whole[case.stages], steps)
             results.append((case, outcome, wrong))
             told = " ".join(fault.text() for fault in case.faults)
             click.echo(f"{number + 1}/{len(cases)} {case.kind} {told}: {wrong or 'survived'}")
             if wrong:
                 click.echo(outcome.text)
-    options = f"--every {every}" if drawn is None else f"--drawn {drawn} --seed {seed}"
-    lines = [
-        "# Faults",
-        "",
-        f"{machine}.",
-        f"`python -m evaluation faults {options} --page {file}` writes this page.",
-        "",
-        "Two processes of this machine with a device each train a small net with dropout under "
-        "`meshwise launch --max-restarts`, in two stages or on one mesh, with a checkpoint every "
-        "two steps. A job survives if all its steps have the losses of a job without faults, bit "
-        "for bit, and no process is left.",
-        "",
-        *_table(results),
-        "",
-    ]
-    write_atomically(file, "\n".join(lines))
-    click.echo("\n".join(lines))
-    if any(wrong for _, _, wrong in results):
-        raise click.ClickException("a job did not survive")
+    return "Faults", about, _table(results), not any(wrong for _, _, wrong in results)
 
 
-def _num_steps(num_faults: int) -> int:
-    # Each start does five steps before its fault at most.
-    return NUM_STEPS + 5 * num_faults
+def _whole(folder: Path, num_steps: int) -> dict[int, Outcome]:
+    """Run jobs without faults, of two stages and of one mesh."""
+    return {
+        stages: run_with_faults(folder / str(stages), stages, num_steps, ()) for stages in (2, 0)
+    }
 
 
 def _wrong(outcome: Outcome, wanted: Outcome, num_steps: int) -> list[str]:
@@ -111,6 +166,10 @@ def _wrong(outcome: Outcome, wanted: Outcome, num_steps: int) -> list[str]:
     for number, losses in outcome.steps.items():
         if losses != wanted.steps.get(number):
             found.append(f"step {number} has losses {losses}, not {wanted.steps.get(number)}")
+    if outcome.held:
+        (first, files), (last, files_then) = outcome.held[0], outcome.held[-1]
+        if last - first > _MORE_BYTES or files_then > files:
+            found.append(f"the launcher grew: {outcome.held}")
     if outcome.leftovers:
         found.append(f"processes {outcome.leftovers} are left")
     return found

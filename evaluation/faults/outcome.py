@@ -17,6 +17,7 @@ from evaluation.faults.faults import Fault
 _LIMIT_S = 300.0
 _LOSS = re.compile(r"\[host 0\] loss (\d+) (\S+)")
 _FAULT = re.compile(r"\[host \d+\] fault ")
+_STARTING = re.compile(r"\[launch\] starting again")
 _SEEN = re.compile(r"\[host (\d+)\] seen (.*)")
 # What says that a job is about to end.
 _DETECTED = re.compile(r"meshwise: process|\[launch\] host \d+ |\[launch\] cause:|detected fatal")
@@ -36,6 +37,7 @@ class Outcome:
         end_s: Seconds from each fault until all processes had ended.
         next_step_s: Seconds from each fault until the next step was done.
         leftovers: Processes that were there when the launcher had ended.
+        held: What the launcher held at each new start: bytes, and open files.
         text: What all printed.
     """
 
@@ -46,6 +48,7 @@ class Outcome:
     end_s: tuple[float | None, ...]
     next_step_s: tuple[float | None, ...]
     leftovers: tuple[int, ...]
+    held: tuple[tuple[int, int], ...]
     text: str
 
     @property
@@ -84,6 +87,7 @@ def run_with_faults(
     command = [sys.executable, "-m", *launcher, "-m", "evaluation.faults.survivor", *arguments]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
     lines: list[tuple[float, str]] = []
+    held: list[tuple[int, int]] = []
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -95,13 +99,21 @@ def run_with_faults(
         # It comes to an end when the launcher is killed, too, which takes all processes along.
         timer = threading.Timer(_LIMIT_S * (1 + len(faults)), process.kill)
         timer.start()
-        lines += ((time.monotonic(), line.rstrip()) for line in process.stdout)
+        for line in process.stdout:
+            lines.append((time.monotonic(), line.rstrip()))
+            if _STARTING.search(line):
+                held.append(_held(process.pid))
         timer.cancel()
         code = process.wait()
-    return _outcome(code, lines, folder)
+    return _outcome(code, lines, folder, held)
 
 
-def _outcome(code: int, lines: Sequence[tuple[float, str]], folder: Path) -> Outcome:
+def _outcome(
+    code: int,
+    lines: Sequence[tuple[float, str]],
+    folder: Path,
+    held: Sequence[tuple[int, int]],
+) -> Outcome:
     losses = [
         (int(found[1]), found[2]) for _, line in lines if (found := _LOSS.match(line)) is not None
     ]
@@ -119,11 +131,18 @@ def _outcome(code: int, lines: Sequence[tuple[float, str]], folder: Path) -> Out
         losses=tuple(losses),
         seen=seen,
         detect_s=tuple(after(n, _DETECTED) for n in at),
-        end_s=tuple(after(n, re.compile(r"\[launch\] starting again")) for n in at),
+        end_s=tuple(after(n, _STARTING) for n in at),
         next_step_s=tuple(after(n, _LOSS) for n in at),
         leftovers=_processes_with(str(folder)),
+        held=tuple(held),
         text="\n".join(line for _, line in lines),
     )
+
+
+def _held(process: int) -> tuple[int, int]:
+    """Return the bytes and the open files of a process."""
+    pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir(f"/proc/{process}/fd"))
 
 
 def _processes_with(text: str) -> tuple[int, ...]:

@@ -36,6 +36,37 @@ def run_on_hosts(
     Returns:
         The exit code of the first process that failed; 0 if all ended well.
     """
+    processes = start_on_hosts(testbed, devices_per_host, arguments)
+
+    def pass_on(number: int) -> None:
+        printed = processes[number].stdout
+        assert printed is not None
+        with printed:
+            for line in printed:
+                say(number, line.rstrip("\n"))
+
+    threads = [threading.Thread(target=pass_on, args=(n,)) for n in range(testbed.num_hosts)]
+    for thread in threads:
+        thread.start()
+    code = _first_failure(processes)
+    for thread in threads:
+        thread.join()
+    return code
+
+
+def start_on_hosts(
+    testbed: Testbed, devices_per_host: int, arguments: Sequence[str]
+) -> list[subprocess.Popen[str]]:
+    """Start a module with a process on each host of a testbed; nobody watches them.
+
+    Args:
+        testbed: The hosts.
+        devices_per_host: Virtual CPU devices of each.
+        arguments: What follows `python`'s `-m`: the name of the module, and its arguments.
+
+    Returns:
+        The processes; what they print comes through pipes.
+    """
     command = [sys.executable, "-P", "-m", "meshwise.hosts.worker", "-m", *arguments]
     processes: list[subprocess.Popen[str]] = []
     for number in range(testbed.num_hosts):
@@ -52,21 +83,7 @@ def run_on_hosts(
             "NPROC": str(max(2 * devices_per_host, os.cpu_count() or 1)),
         }
         processes.append(testbed.start(number, command, environment, subprocess.PIPE))
-
-    def pass_on(number: int) -> None:
-        printed = processes[number].stdout
-        assert printed is not None
-        with printed:
-            for line in printed:
-                say(number, line.rstrip("\n"))
-
-    threads = [threading.Thread(target=pass_on, args=(n,)) for n in range(testbed.num_hosts)]
-    for thread in threads:
-        thread.start()
-    code = _first_failure(processes)
-    for thread in threads:
-        thread.join()
-    return code
+    return processes
 
 
 def _first_failure(processes: Sequence[subprocess.Popen[str]]) -> int:

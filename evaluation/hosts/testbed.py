@@ -202,6 +202,26 @@ class Testbed:
         counts = json.loads(shown)[0]["stats64"]
         return counts["rx"]["bytes"], counts["tx"]["bytes"]
 
+    def cut(self, host: int) -> None:
+        """Cut the link of a host: nothing gets through, and nobody is told.
+
+        Args:
+            host: The number of the host.
+        """
+        self._set_port(host, "down")
+
+    def mend(self, host: int) -> None:
+        """Mend the link of a host that was cut.
+
+        Args:
+            host: The number of the host.
+        """
+        self._set_port(host, "up")
+
+    def _set_port(self, host: int, state: str) -> None:
+        switch = f"{self._prefix}switch"
+        iproute("ip", "-netns", switch, "link", "set", f"port{self._checked(host)}", state)
+
     def _checked(self, host: int) -> int:
         if not 0 <= host < self.num_hosts:
             raise TestbedError(f"hosts 0 to {self.num_hosts - 1} are there, not {host}")

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from evaluation.faults.cases import NUM_STEPS
 from evaluation.faults.faults import INSTRUCTION, KILL, RAISE, STEP, STOP, TERM, Fault
+from evaluation.faults.network import host_outcomes
 from evaluation.faults.outcome import Outcome, run_with_faults
+from evaluation.hosts.obstacle import obstacle
 
 from meshwise.system.exit_codes import START_AGAIN
 
@@ -41,7 +43,7 @@ def test_a_process_that_stands_still_is_found(tmp_path: Path, undisturbed: Outco
     fault = Fault(process=1, what=STOP, place=INSTRUCTION, number=110)
     outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
     assert_survived(outcome, undisturbed)
-    assert "process 1 has given no sign of life for 1" in outcome.text
+    assert "process 1 has given no sign of life for" in outcome.text
     # What process 0 was at, and what ended the job.
     assert "process 0 was in step 3, at instruction" in outcome.text
     assert f"[launch] host 0 ended with exit code {START_AGAIN}" in outcome.text
@@ -57,11 +59,25 @@ def test_what_fails_in_one_process_ends_all_with_its_text(
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_process_saves_in_all_and_loses_no_step(
-    tmp_path: Path, undisturbed: Outcome
-) -> None:
-    fault = Fault(process=0, what=TERM, place=STEP, number=3)
-    outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
-    assert_survived(outcome, undisturbed)
+def test_a_signal_to_one_of_three_saves_in_all_and_loses_no_step(tmp_path: Path) -> None:
+    whole = run_with_faults(tmp_path / "whole", 3, NUM_STEPS, (), num_hosts=3)
+    assert whole.code == 0, whole.text
+    fault = Fault(process=1, what=TERM, place=INSTRUCTION, number=75)
+    outcome = run_with_faults(tmp_path / "ended", 3, NUM_STEPS, [fault], num_hosts=3)
+    assert_survived(outcome, whole)
     assert outcome.num_repeated == 0
     assert f"ended with exit code {START_AGAIN}" in outcome.text
+
+
+@pytest.mark.slow
+def test_links_that_are_cut_and_processes_that_die_unwatched(tmp_path: Path) -> None:
+    reason = obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    whole, short, *final = host_outcomes(tmp_path)
+    assert (whole.codes, short.codes) == ((0, 0), (0, 0))
+    assert whole.losses == short.losses
+    for outcome in final:
+        assert outcome.codes[0] == START_AGAIN, outcome
+        assert "process 1 has given no sign of life" in outcome.said, outcome
+        assert outcome.losses.items() <= whole.losses.items()

@@ -17,7 +17,7 @@ from meshwise.calibrate.measure import Sizes
 from meshwise.cli.outputs import check_writable
 from meshwise.cluster.description.toml_text import cluster_toml
 from meshwise.errors import MeshwiseError
-from meshwise.runtime.job.job import Job, current_job
+from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.exit_codes import INTERRUPTED
 from meshwise.units import bytes_text, flop_text, seconds_text
@@ -92,15 +92,16 @@ def calibrate_job(
             click.echo(f"[{time.monotonic() - start:.0f} s] {text}", err=True)
 
     try:
-        _check_job(job, out)
-        found = calibrate_hosts(
-            job,
-            command=shlex.join(["meshwise", *sys.argv[1:]]),
-            sizes=sizes,
-            memory_bytes=memory,
-            report=lambda done, total, text: say(f"{done}/{total} {text}"),
-            say=say,
-        )
+        with told_to_all(job):
+            _check_job(job, out)
+            found = calibrate_hosts(
+                job,
+                command=shlex.join(["meshwise", *sys.argv[1:]]),
+                sizes=sizes,
+                memory_bytes=memory,
+                report=lambda done, total, text: say(f"{done}/{total} {text}"),
+                say=say,
+            )
         if job.process:
             return
         text = _text(found)

@@ -9,8 +9,9 @@ from typing import Literal
 
 # Between two beats of a process.
 BEAT_S = 1.0
-# A process without a beat for so long is gone.
-SILENT_S = 10.0
+# A process without a beat for so long is gone, so that all know it within 10 s.  A link that was
+# down for 5 s carries beats again after 6 to 8 s.
+SILENT_S = 9.0
 # Likewise where an error of another process says that some process may have died.
 LOST_S = 3.5
 # How long a process may wait in a step for what others do, before a user is told; and how long

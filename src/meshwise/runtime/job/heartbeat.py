@@ -10,6 +10,7 @@ nothing in this process can be interrupted, it ends by itself after some seconds
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import sys
 import threading
@@ -20,12 +21,14 @@ from typing import NamedTuple
 
 import jax
 
-from meshwise.errors import TransportError
+from meshwise.errors import ClusterError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
 from meshwise.runtime.job.beats import BEAT_S, LOST_S, SILENT_S, Beat, BeatState, Fault, Observer
 from meshwise.system.cause_file import write_cause
 from meshwise.system.exit_codes import START_AGAIN
 
+# The environment variable with another limit of silence, in seconds.
+SILENCE = "MESHWISE_SILENCE_S"
 _ROOT = "meshwise"
 _FAULT = f"{_ROOT}/fault"
 _NAME = "meshwise-heartbeat"
@@ -72,7 +75,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._heard_s = time.monotonic()
         self._number = 0
-        self._silent_s = SILENT_S
+        self._silent_s = silence_limit_s()
         self._pid = os.getpid()
         self._is_leaving = False
         self._beater = threading.Thread(target=self._beat_on, name=_NAME, daemon=True)
@@ -259,7 +262,7 @@ class Heartbeat:
 
     def _look(self, now_s: float) -> None:
         fault = self._observer.fault(now_s, silent_s=self._silent_s)
-        if fault is None and now_s - self._heard_s > SILENT_S:
+        if fault is None and now_s - self._heard_s > max(self._silent_s, SILENT_S):
             fault = Fault(
                 process=0,
                 text=f"process {self._process} cannot reach process 0, which keeps what the "
@@ -315,6 +318,26 @@ def heartbeat_of(store: KeyValueStore, process: int, num_processes: int) -> Hear
             return found
     found = Heartbeat(store, process, num_processes)
     found.start()
+    return found
+
+
+def silence_limit_s() -> float:
+    """Return after how many seconds without a beat a process is gone.
+
+    Raises:
+        ClusterError: the environment says no number of seconds.
+    """
+    told = os.environ.get(SILENCE)
+    if told is None:
+        return SILENT_S
+    try:
+        found = float(told)
+    except ValueError:
+        found = math.nan
+    if not 3 * BEAT_S <= found < math.inf:
+        raise ClusterError(
+            f"{SILENCE} is {told!r}; give a number of seconds, {3 * BEAT_S:g} or more"
+        )
     return found
 
 
