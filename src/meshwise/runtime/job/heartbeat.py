@@ -232,8 +232,9 @@ class Heartbeat:
             found = self._store.key_value_dir_get_bytes(f"{_ROOT}/beat/")
             beats = {int(key.rpartition("/")[2]): Beat.from_bytes(text) for key, text in found}
         self._observer.see(beats, time.monotonic())
-        for text in self._observer.slow():
-            _say(text)
+        if not self._process:
+            for text in self._observer.slow():
+                _say(text)
 
     def _beat_of(self, process: int) -> Beat | None:
         told = self._value(f"{_ROOT}/beat/{process}")

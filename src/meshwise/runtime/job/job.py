@@ -67,11 +67,10 @@ class Job:
         turn = self._turn()
         self._say(turn, topic, text)
         deadline = time.monotonic() + patience_s
-        with self._waiting(topic):
-            found = [
-                text if other == self.process else self._heard(turn, other, topic, deadline)
-                for other in range(self.num_processes)
-            ]
+        found = [
+            text if other == self.process else self._heard(turn, other, topic, deadline)
+            for other in range(self.num_processes)
+        ]
         # All have come here, so all have read what was said before.
         self.store.key_value_delete(_key(turn - 1, self.process))
         return found
@@ -135,7 +134,7 @@ class Job:
             TransportError: the other one gives nothing, or a process of the job is gone.
         """
         deadline = time.monotonic() + patience_s
-        with self._waiting(f"{name} of process {process}"):
+        with self._waiting(name, process):
             found = self._value(f"{_ROOT}/text/{process}/{name}", process, deadline)
         if found is None:
             raise TransportError(
@@ -154,7 +153,10 @@ class Job:
 
     def _heard(self, turn: int, other: int, topic: str, deadline: float | None) -> str:
         """Return what another process says at a turn."""
-        said = self._value(_key(turn, other), other, deadline)
+        # What process 0 makes may take long.
+        waiting = nullcontext() if deadline is None else self._waiting(topic, other)
+        with waiting:
+            said = self._value(_key(turn, other), other, deadline)
         if said is None:
             raise ClusterError(
                 f"process {other} of {self.num_processes} has not come to {topic}, where process "
@@ -188,8 +190,10 @@ class Job:
         if self.heartbeat is not None:
             self.heartbeat.fail(error)
 
-    def _waiting(self, what: str) -> AbstractContextManager[None]:
-        return nullcontext() if self.heartbeat is None else self.heartbeat.waiting(f"at {what}")
+    def _waiting(self, what: str, process: int) -> AbstractContextManager[None]:
+        if self.heartbeat is None:
+            return nullcontext()
+        return self.heartbeat.waiting(f"at {what}, waiting for process {process}")
 
     def _has_ended(self, process: int) -> bool:
         return self.heartbeat is not None and self.heartbeat.has_ended(process)
