@@ -241,15 +241,28 @@ def test_ctrl_c_saves_and_the_next_call_goes_on(run: Any) -> None:
     assert "resumed from the checkpoint of step 2" in run().output
 
 
-def test_ctrl_c_while_planning_ends_at_once(run: Any) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_while_planning_ends_at_once(run: Any, number: int, code: int) -> None:
     class Interrupted(JitStep):
         def plan(self, state: Any, batch: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             return super().plan(state, batch)
 
     result = run(step=Interrupted)
-    assert result.exit_code == 1
-    assert result.output.endswith("Aborted!\n")
+    assert result.exit_code == code
+    assert "stopped; what was saved stays" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_of_a_scheduler_saves_and_asks_for_another_start(run: Any, number: int) -> None:
+    class Interrupted(JitStep):
+        def __call__(self, state: Any, batch: Any) -> Any:
+            if int(state.step) == 1:
+                os.kill(os.getpid(), number)
+            return super().__call__(state, batch)
+
+    assert run(step=Interrupted).exit_code == 75
+    assert "resumed from the checkpoint of step 2" in run().output
 
 
 def test_the_plan_can_be_dumped(run: Any) -> None:
