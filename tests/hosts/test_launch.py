@@ -170,6 +170,53 @@ def test_a_signal_to_the_launcher_ends_all(tmp_path: Path, number: signal.Signal
     assert has_cleaned == [number == signal.SIGINT] * 2
 
 
+def test_a_job_is_started_again_so_often_at_most(tmp_path: Path) -> None:
+    body = "n = int(os.environ['MESHWISE_RESTARTS'])\nprint(n)\nsys.exit(3 if n < 2 else 0)\n"
+    path = script(tmp_path, body)
+    done = run("--hosts", "1", "--max-restarts", "2", path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"[host 0] {n}" for n in range(3)]
+    assert "[launch] starting again: 2 of 2 times" in done.stderr
+    done = run("--hosts", "1", "--max-restarts", "1", path)
+    assert done.returncode == 3
+    assert done.stdout.splitlines() == [f"[host 0] {n}" for n in range(2)]
+
+
+def test_wrong_use_and_an_end_that_was_asked_for_start_nothing_again(tmp_path: Path) -> None:
+    done = run("--hosts", "1", "--max-restarts", "3", script(tmp_path, "sys.exit(2)\n"))
+    assert done.returncode == 2
+    assert "starting again" not in done.stderr
+    with started(script(tmp_path, WAIT), "--hosts", "2", "--max-restarts", "3") as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130
+    assert "starting again" not in errors
+
+
+def test_processes_that_saved_what_they_had_at_a_signal_ask_to_be_started_again(
+    tmp_path: Path,
+) -> None:
+    saves = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+    with started(script(tmp_path, saves + WAIT), "--hosts", "2") as process:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 75
+
+
+def test_the_first_cause_that_processes_write_is_told(tmp_path: Path) -> None:
+    body = (
+        "time.sleep(0.5 * me)\n"
+        'text = \'{"process": 0, "text": "cause %d"}\' % me\n'
+        "open(os.environ['MESHWISE_CAUSE_FILE'], 'w').write(text)\n"
+        "time.sleep(2 - me)\n"
+        "sys.exit(75)\n"
+    )
+    done = run("--hosts", "2", "--json", script(tmp_path, body))
+    assert done.returncode == 75
+    assert "[launch] cause: cause 0" in done.stderr
+    assert json.loads(done.stdout)["reason"].endswith("exit code 75: cause 0")
+
+
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     path = script(tmp_path, CHILD + WAIT)
     with started(path, "--hosts", "2") as process:

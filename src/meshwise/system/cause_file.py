@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,7 +36,6 @@ def first_cause(files: Sequence[Path]) -> str:
         return ""
     first = min(found, key=lambda file: file.stat().st_mtime)
     try:
-        told: Mapping[str, object] = json.loads(first.read_text())
-    except (OSError, ValueError):
+        return str(json.loads(first.read_text())["text"])
+    except (OSError, ValueError, LookupError, TypeError):
         return ""
-    return str(told.get("text", ""))
