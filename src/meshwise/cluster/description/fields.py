@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from meshwise.errors import ClusterError
+from meshwise.system.text_file import is_plain
 
 Table = Mapping[str, object]
 
@@ -76,6 +77,10 @@ def text(table: Table, key: str, where: str, default: str | None = None) -> str:
         raise ClusterError(f"{where}: {key!r} must be a text, got {shown(value)}")
     if not value.strip():
         raise ClusterError(f"{where}: {key!r} must not be empty, got {value!r:.60}")
+    if not is_plain(value):
+        raise ClusterError(
+            f"{where}: {key!r} must be a text without control characters, got {shown(value)}"
+        )
     return value
 
 
