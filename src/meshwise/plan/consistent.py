@@ -150,5 +150,8 @@ def _check_collectives(plan: PlanRecord) -> None:
         for name in item.axes:
             if name not in names:
                 raise PlanError(
-                    f"field '{where}.axes': {name!r} is not an axis of the mesh, {list(names)}"
+                    f"field '{where}.axes': {name[:60]!r} is not an axis of the mesh, "
+                    f"{str(list(names))[:60]}"
                 )
+        if len(set(item.axes)) < len(item.axes):
+            raise PlanError(f"field '{where}.axes': an axis stands twice, {str(item.axes)[:60]}")

@@ -11,6 +11,8 @@ from meshwise.system.text_file import text_of
 
 # JSON takes up to 24 times as much memory as its text.
 _MOST_BYTES = 32 * 2**20
+# In characters; names in a file may be of any length.
+_LONGEST_REASON = 400
 
 
 def plan_from_file(path: Path) -> Plan:
@@ -26,4 +28,4 @@ def plan_from_file(path: Path) -> Plan:
             return Plan.from_json(text_of(file, _MOST_BYTES))
     except (OSError, ValueError, PlanError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise PlanError(f"{path}: {reason}") from error
+        raise PlanError(f"{path}: {str(reason)[:_LONGEST_REASON]}") from error
