@@ -19,9 +19,7 @@ class HangError(BaseException):
 
 
 @contextmanager
-def bounded(
-    more_bytes: int = MORE_BYTES, limit_s: float = LIMIT_S
-) -> Generator[None, None, None]:
+def bounded(more_bytes: int = MORE_BYTES, limit_s: float = LIMIT_S) -> Generator[None, None, None]:
     """Run the block with little more memory than the process has, and a limit of time.
 
     Allocations beyond it fail, so that what asks for gigabytes ends in a `MemoryError`.

@@ -34,9 +34,9 @@ HOSTILE: tuple[Any, ...] = (
     0.5, -0.5, 1.0, 1e-300, 5e-324, 1e18, 1e200, 1e308, -1e308,
     raw("1e400"), raw("-1e400"), raw("NaN"), raw("Infinity"), raw("-Infinity"), raw("-0"),
     raw("9" * 5000), raw("1." + "3" * 5000), raw("nul"), raw("0x10"), raw("nan"), raw("inf"),
-    raw("1979-05-27T07:32:00Z"), raw("[" * 5000 + "]" * 5000), raw('{"a":' * 5000 + "1" + "}" * 5000),
-    raw("[" * 100_000), [], {}, [[]], [None], {"a": 1}, {"": {}}, [0] * 10_000, [[] for _ in range(5000)],
-    [[0, 1] for _ in range(5000)], ["x"] * 5000,
+    raw("1979-05-27T07:32:00Z"), raw("[" * 5000 + "]" * 5000), raw("[" * 100_000),
+    raw('{"a":' * 5000 + "1" + "}" * 5000), [], {}, [[]], [None], {"a": 1}, {"": {}},
+    [0] * 10_000, [[] for _ in range(5000)], [[0, 1] for _ in range(5000)], ["x"] * 5000,
 )  # fmt: skip
 
 
@@ -118,7 +118,9 @@ def damaged(given: Sequence[bytes]) -> st.SearchStrategy[bytes]:
         data = bytearray(draw(st.sampled_from(given)))
         for _ in range(draw(st.integers(1, 4))):
             at = draw(st.integers(0, max(len(data) - 1, 0)))
-            match draw(st.sampled_from(["flip", "set", "cut", "insert", "double", "drop", "front"])):
+            match draw(
+                st.sampled_from(["flip", "set", "cut", "insert", "double", "drop", "front"])
+            ):
                 case "flip" if data:
                     data[at] ^= 1 << draw(st.integers(0, 7))
                 case "set" if data:
@@ -142,8 +144,8 @@ def damaged(given: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 _PIECES = (
     b"\xff", b"\x80\x81", b"\xed\xa0\x80", b"\x00", b"\x00" * 1000, b"\xef\xbb\xbf", b"\xff\xfe",
     b"\x1f\x8b", b"\x1f\x8b\x08\x00", b"[", b"]", b"{", b"}", b'"', b",", b"\n", b"\r", b"#",
-    b"[" * 20_000, b'{"a":' * 20_000, b" " * 100_000, b"1" * 6000, b"e999", b"-", b"NaN", b"\\u0000",
-    b'"a" = 1\n', b"[[hosts]]\n", b"a." * 1000, b"/*", b"'''",
+    b"[" * 20_000, b'{"a":' * 20_000, b" " * 100_000, b"1" * 6000, b"e999", b"-", b"NaN",
+    b"\\u0000", b'"a" = 1\n', b"[[hosts]]\n", b"a." * 1000, b"/*", b"'''",
 )  # fmt: skip
 
 

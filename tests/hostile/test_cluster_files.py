@@ -117,8 +117,14 @@ CASES: dict[str, tuple[bytes, str]] = {
         "is not TOML",
     ),
     "no finite number": (
-        toml_of({"num_hosts": 1, "host": HOST | {"link": HOST["link"] | {"latency_s": raw("inf")}}}),
+        toml_of(
+            {"num_hosts": 1, "host": HOST | {"link": HOST["link"] | {"latency_s": raw("inf")}}}
+        ),
         "'latency_s' must be finite and zero or more",
+    ),
+    "a number whose sums no float holds": (
+        toml_of({"num_hosts": 1, "host": HOST | {"link": HOST["link"] | {"latency_s": 1e308}}}),
+        "'latency_s' must be from 1e-30 to 1e+30, got 1e+308",
     ),
     "commands to the terminal": (
         toml_of({"name": "\x1b]0;owned\x07", "num_hosts": 1, "host": HOST}),

@@ -1,4 +1,4 @@
-"""Commands say in a line what is wrong with a file, and write nothing but what they are asked to."""
+"""Commands say in a line what is wrong with a file, and write only what they are asked to."""
 
 from __future__ import annotations
 

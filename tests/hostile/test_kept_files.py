@@ -10,7 +10,7 @@ import pytest
 
 from hostile.bounds import bounded
 from hostile.mutations import bomb, damaged, documents, json_of, packed, raw
-from hostile.searches import COUNTS, search
+from hostile.searches import COUNTS, MANY, search
 from meshwise.calibrate.measured_layers import KeptTimes
 from meshwise.calibrate.timed_program import Exported, Measurable
 from meshwise.targets.compiler import AnswerFolder
@@ -31,7 +31,10 @@ def check_answer(folder: Path) -> Callable[[bytes], None]:
         (folder / "key.json.gz").write_bytes(data)
         with bounded():
             found = AnswerFolder(folder).read("key")
-        assert found is None or found.memory.peak_bytes + found.seconds + len(found.text) > -(2**65)
+        if found is not None:
+            assert 0 <= found.seconds < float("inf")
+            assert found.text.isprintable() is not None
+            assert abs(found.memory.peak_bytes) < 2**65
 
     return check
 
@@ -54,7 +57,8 @@ def test_answers_of_compilers(count: int, tmp_path: Path) -> None:
     check = check_answer(tmp_path)
     search(documents([ANSWER], lambda document: packed(json_of(document))), check, count)
     search(damaged([packed(json_of(ANSWER))]), check, count)
-    check(bomb(b"{", b" ", 2**29))
+    if count == MANY:
+        check(bomb(b"{", b" ", 2**29))
     check(packed(b"[" * 10**6))
 
 

@@ -93,6 +93,7 @@ def changed(document: dict[str, Any], where: tuple[str | int, ...], value: Any) 
 
 
 AXIS = PIPELINE["stages"][0]["mesh"]["axes"][0]
+LATE = {"seconds": 1e6, "held_bytes": 1, "waiting": 1}
 # Found by search or by thought: each crashed, hung, or took gigabytes.
 CASES: dict[str, tuple[bytes, str]] = {
     "micro-batches without end": (
@@ -149,6 +150,10 @@ CASES: dict[str, tuple[bytes, str]] = {
         "field 'stages[0].layers[0].arguments[0].layout': layout R R",
     ),
     "a delay for each of many meshes": (json_of(PIPELINE | {"delays": [0] * 10**5}), "delay"),
+    "gradients of weights that take longer than all gradients": (
+        changed(PLANS[4], ("stages", 0, "weights"), LATE),
+        "field 'stages[0].weights.seconds': 1e+06 s, but the whole backward pass takes",
+    ),
     "nested without end": (b"[" * 10**6, "nested too deeply"),
     "lists without end": (
         b'{"format": "meshwise-plan", "version": 5, "x": [' + b"[]," * 2**24 + b"[]]}",

@@ -46,8 +46,7 @@ def check_runs(
             method = mw.Replay(plan_from_file(path))
             parallel = mw.parallelize(step, method=method, cluster=cluster, **options)
             found = parallel(*args)
-        except MeshwiseError as error:
-            assert len(str(error)) < 4000
+        except MeshwiseError:
             return
         for one, other in zip(jax.tree.leaves(found), wanted, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-2)

@@ -59,9 +59,7 @@ PROFILE: dict[str, Any] = {
     "measured": {
         "matmul": [{"dtype": "float32", "size": 512, "seconds": 1e-3}],
         "memory": [{"num_bytes": 1_000_000, "seconds": 1e-3}],
-        "collectives": [
-            {"kind": "all-reduce", "group_size": 2, "num_bytes": 100, "seconds": 1e-3}
-        ],
+        "collectives": [{"kind": "all-reduce", "group_size": 2, "num_bytes": 100, "seconds": 1e-3}],
     },
 }
 PROFILE_FILE = json_of(PROFILE)

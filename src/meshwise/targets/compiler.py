@@ -241,5 +241,6 @@ def _is_whole(answer: CompileAnswer) -> bool:
     return (
         isinstance(cast(object, answer.text), str)
         and type(answer.seconds) in (int, float)
+        and 0 <= answer.seconds < float("inf")
         and all(type(size) is int and 0 <= size < 2**63 for size in sizes)
     )

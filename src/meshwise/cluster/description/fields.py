@@ -13,6 +13,8 @@ Table = Mapping[str, object]
 
 # What memory and counters of this world can hold.
 _MAX_WHOLE = 2**63 - 1
+# Far beyond anything that was built; products and sums of such numbers stay finite.
+_LEAST_NUMBER, _MOST_NUMBER = 1e-30, 1e30
 _SHOWN = 60
 
 
@@ -127,4 +129,9 @@ def number_of(value: object, key: str, where: str, *, above_zero: bool = True) -
     if not (real > 0 or (real == 0 and not above_zero)) or not real < math.inf:
         bound = "above zero" if above_zero else "zero or more"
         raise ClusterError(f"{where}: {key!r} must be finite and {bound}, got {shown(value)}")
+    if real and not _LEAST_NUMBER <= real <= _MOST_NUMBER:
+        raise ClusterError(
+            f"{where}: {key!r} must be from {_LEAST_NUMBER:g} to {_MOST_NUMBER:g}, got "
+            f"{shown(value)}; see the unit"
+        )
     return real
