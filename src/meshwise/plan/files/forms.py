@@ -35,6 +35,9 @@ Fields = Mapping[str, Form[Any]]
 
 # What counters of this world can hold.
 _MOST = 2**63 - 1
+# Seconds, bytes and FLOP of no step come near; products and sums of such numbers stay finite.
+_MOST_NUMBER = 1e30
+_LEAST_RATE = 1e-30
 _SHOWN = 60
 
 
@@ -198,12 +201,20 @@ def _number(value: Json, where: str) -> float:
         real = math.inf
     if not math.isfinite(real):
         raise wrong(where, "a finite number", value)
+    if abs(real) > _MOST_NUMBER:
+        raise wrong(where, f"a number of at most {_MOST_NUMBER:g}", value)
     return real
 
 
 def _positive(value: Json, where: str) -> float:
     if _number(value, where) < 0:
         raise wrong(where, "a number, zero or more", value)
+    return float(value)
+
+
+def _rate(value: Json, where: str) -> float:
+    if _number(value, where) < _LEAST_RATE:
+        raise wrong(where, f"a number of at least {_LEAST_RATE:g}", value)
     return float(value)
 
 
@@ -219,4 +230,6 @@ WHOLE = Form(_whole, _same)
 COUNT, SIZE = Form(_count, _same), Form(_size, _same)
 # Finite numbers, any and at least 0.
 NUMBER, POSITIVE = Form(_number, float), Form(_positive, float)
+# What is divided by: above 0.
+RATE = Form(_rate, float)
 FLAG = Form(_flag, _same)

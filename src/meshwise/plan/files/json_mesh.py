@@ -11,6 +11,7 @@ from meshwise.graph.layout import Layout, layout_text, parse_layout
 from meshwise.plan.files.forms import (
     COUNT,
     POSITIVE,
+    RATE,
     SIZE,
     TEXT,
     Form,
@@ -48,15 +49,15 @@ LAYOUT = Form(read_layout, layout_text)
 LAYOUTS = list_of(LAYOUT)
 _AXIS = record(
     MeshAxis,
-    {"name": TEXT, "size": COUNT, "latency_s": POSITIVE, "link_bytes_per_s": POSITIVE},
+    {"name": TEXT, "size": COUNT, "latency_s": POSITIVE, "link_bytes_per_s": RATE},
 )
 _DEVICE = record(
     DeviceSpec,
     {
         "name": TEXT,
         "memory_bytes": SIZE,
-        "memory_bytes_per_s": POSITIVE,
-        "flop_per_s": list_of(pair_of(TEXT, POSITIVE)),
+        "memory_bytes_per_s": RATE,
+        "flop_per_s": list_of(pair_of(TEXT, RATE)),
         "source": TEXT,
         "dense_times": list_of(pair_of(TEXT, list_of(pair_of(POSITIVE, POSITIVE)))),
     },
