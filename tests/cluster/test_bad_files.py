@@ -208,7 +208,7 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path):
     assert "No such file" in told(tmp_path / "none.toml")
     assert "byte 8 is not UTF-8; save it as UTF-8" in told(written(tmp_path, b'name = "\xff"'))
     assert "cannot read cluster file" in told(Path("a\0b.toml"))
-    assert "more than 64 MiB" in told(Path("/dev/zero"))
+    assert "more than 4 MiB" in told(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_what_is_wrong_in_an_older_file_is_said(version: int, key: str, value: A
 
 def test_gradients_of_weights_are_read_back() -> None:
     late = WeightGradients(seconds=0.5, held_bytes=7, waiting=2)
-    stages = (PLAN.stages[0], replace(PLAN.stages[1], weights=late))
+    stages = (PLAN.stages[0], replace(PLAN.stages[1], backward_s=1.0, weights=late))
     plan = replace(PLAN, stages=stages)
     read = Plan.from_json(plan.to_json())
     assert read == plan

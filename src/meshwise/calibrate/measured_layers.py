@@ -13,7 +13,11 @@ from meshwise.calibrate.layer_times import Measure
 from meshwise.calibrate.timed_program import Measurable
 from meshwise.calibrate.workers import Workers
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.text_file import text_of
 from meshwise.system.user_cache import user_cache
+
+# Of a file, which holds one time and what it is of.
+_MOST_BYTES = 2**20
 
 
 @contextmanager
@@ -62,8 +66,11 @@ class KeptTimes:
 
     def _read(self, key: str) -> float | None:
         """Return the time that is kept; None if there is none, or the file is none of ours."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            seconds = float(json.loads(self._path(key).read_text(encoding="utf-8"))["seconds"])
+        with (
+            suppress(OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError),
+            self._path(key).open("rb") as file,
+        ):
+            seconds = float(json.loads(text_of(file, _MOST_BYTES))["seconds"])
             return seconds if math.isfinite(seconds) and seconds > 0 else None
         return None
 

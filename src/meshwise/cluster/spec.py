@@ -177,6 +177,21 @@ class ClusterSpec:
             f"no host {number}; cluster {self.name!r} has hosts 0 to {self.num_hosts - 1}"
         )
 
+    def kinds_of(self, first_host: int, num_hosts: int) -> list[HostSpec]:
+        """Return the kinds of hosts that follow each other, as many as groups are among them.
+
+        Args:
+            first_host: Number of the first host.
+            num_hosts: The number of hosts.
+        """
+        found: list[HostSpec] = []
+        start = 0
+        for group in self.groups:
+            if start < first_host + num_hosts and first_host < start + group.count:
+                found.append(group.host)
+            start += group.count
+        return found
+
     # -- parts ------------------------------------------------------------------------------------
 
     def submesh(
@@ -206,7 +221,7 @@ class ClusterSpec:
                 f"submesh of {num_hosts} hosts from host {first_host} on; cluster {self.name!r} "
                 f"has hosts 0 to {self.num_hosts - 1}, and a submesh at least one"
             )
-        host = slowest(self._kinds_of(first_host, num_hosts))
+        host = slowest(self.kinds_of(first_host, num_hosts))
         count = host.num_devices - first_device if num_devices is None else num_devices
         if count < 1 or first_device < 0 or first_device + count > host.num_devices:
             raise ClusterError(
@@ -252,16 +267,6 @@ class ClusterSpec:
             starts[host] + device for host in submesh.hosts for device in submesh.host_devices
         )
 
-    def _kinds_of(self, first_host: int, num_hosts: int) -> list[HostSpec]:
-        """Return the kinds of a run of hosts."""
-        found: list[HostSpec] = []
-        start = 0
-        for group in self.groups:
-            if start < first_host + num_hosts and first_host < start + group.count:
-                found.append(group.host)
-            start += group.count
-        return found
-
     def _host_starts(self) -> list[int]:
         """Return the number of the first device of each host."""
         starts: list[int] = []
@@ -275,7 +280,7 @@ class ClusterSpec:
     def _places(self, every: bool) -> Iterator[Submesh]:
         for num_hosts in range(1, self.num_hosts + 1):
             for first_host in range(self.num_hosts - num_hosts + 1):
-                host = slowest(self._kinds_of(first_host, num_hosts))
+                host = slowest(self.kinds_of(first_host, num_hosts))
                 total = host.num_devices
                 for size in self._sizes(total, every, is_one=num_hosts == 1):
                     kind = SubmeshKind(host=host, num_hosts=num_hosts, devices_per_host=size)

@@ -25,7 +25,7 @@ def catalog_host(name: str, where: str = "") -> HostSpec:
     """
     if name.lower() not in HOSTS:
         raise ClusterError(
-            f"{where}no host {name!r} in the catalog; known: {', '.join(HOSTS)}; TPU slices as "
+            f"{where}no host {name!r:.60} in the catalog; known: {', '.join(HOSTS)}; TPU slices as "
             f"{', '.join(SLICES)}-N; describe another host in a TOML file"
         )
     return HOSTS[name.lower()]

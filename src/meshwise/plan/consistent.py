@@ -25,6 +25,11 @@ def check_consistent(plan: PlanRecord) -> None:
         if not is_forward_only(plan.schedule):
             _check_layers(stage, where, next_layer)
         next_layer = stage.last_layer + 1
+        if stage.weights is not None and stage.weights.seconds > stage.backward_s:
+            raise PlanError(
+                f"field '{where}.weights.seconds': {stage.weights.seconds:g} s, but the whole "
+                f"backward pass takes {stage.backward_s:g} s"
+            )
         for place, layer in enumerate(stage.layers):
             _check_arguments(layer, stage, f"{where}.layers[{place}]")
         for place, operator in enumerate(stage.dense):
@@ -150,5 +155,8 @@ def _check_collectives(plan: PlanRecord) -> None:
         for name in item.axes:
             if name not in names:
                 raise PlanError(
-                    f"field '{where}.axes': {name!r} is not an axis of the mesh, {list(names)}"
+                    f"field '{where}.axes': {name[:60]!r} is not an axis of the mesh, "
+                    f"{str(list(names))[:60]}"
                 )
+        if len(set(item.axes)) < len(item.axes):
+            raise PlanError(f"field '{where}.axes': an axis stands twice, {str(item.axes)[:60]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.stage import Stage
@@ -38,7 +39,7 @@ def stage_hosts(stage: Stage, cluster: ClusterSpec) -> StageHosts | None:
     hosts = range(host, host + num_hosts)
     if hosts.stop > cluster.num_hosts:
         return None
-    if any(cluster.host_at(h).num_devices < left + num_devices for h in hosts):
+    if any(h.num_devices < left + num_devices for h in cluster.kinds_of(host, num_hosts)):
         return None
     return StageHosts(hosts=hosts, first_device=left, num_devices=num_devices)
 
@@ -52,7 +53,8 @@ def placed(stage: Stage, cluster: ClusterSpec) -> StageHosts:
 
 def device_memory_bytes(stage: Stage, cluster: ClusterSpec) -> int:
     """Return the bytes of the smallest device that a stage of a cluster has."""
-    return min(cluster.host_at(h).device.memory_bytes for h in placed(stage, cluster).hosts)
+    hosts = placed(stage, cluster).hosts
+    return min(h.device.memory_bytes for h in cluster.kinds_of(hosts.start, len(hosts)))
 
 
 def check_places(stages: Sequence[Stage], cluster: ClusterSpec) -> None:
@@ -66,6 +68,7 @@ def check_places(stages: Sequence[Stage], cluster: ClusterSpec) -> None:
         PlanError: naming the stage that has no place.
     """
     owner: dict[tuple[int, int], int] = {}
+    known: set[tuple[int, tuple[int, int], LogicalMesh]] = set()
     for number, stage in enumerate(stages):
         hosts, devices = stage.submesh
         if stage.mesh.num_devices != stage.num_devices:
@@ -81,19 +84,19 @@ def check_places(stages: Sequence[Stage], cluster: ClusterSpec) -> None:
                 f"{cluster.num_hosts} hosts and {cluster.num_devices} devices; plan for that "
                 "cluster"
             )
+        if _place(stage) in known:
+            continue
+        known.add(_place(stage))
         for host in first.hosts:
             for device in range(first.first_device, first.first_device + devices):
                 other = owner.setdefault((host, device), number)
-                if other != number and not _share_a_mesh(stages[other], stage):
+                if other != number:
                     raise PlanError(
                         f"field 'stages[{number}].first_device': device {device} of host {host} "
                         f"belongs to stage {other} too"
                     )
 
 
-def _share_a_mesh(one: Stage, other: Stage) -> bool:
-    return (one.first_device, one.submesh, one.mesh) == (
-        other.first_device,
-        other.submesh,
-        other.mesh,
-    )
+def _place(stage: Stage) -> tuple[int, tuple[int, int], LogicalMesh]:
+    """Return what stages of one mesh have in common."""
+    return stage.first_device, stage.submesh, stage.mesh

@@ -30,7 +30,7 @@ def with_delays(schedule: Schedule, delays: Sequence[int]) -> Schedule:
     if len(delays) != schedule.num_meshes or any(delay < 0 for delay in delays):
         raise PlanError(
             f"schedule {schedule.name}: one delay of at least 0 is needed for each of "
-            f"{schedule.num_meshes} meshes, not {list(delays)}"
+            f"{schedule.num_meshes} meshes, not {str(list(delays))[:60]}"
         )
     return replace(
         schedule,

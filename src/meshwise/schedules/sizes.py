@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from meshwise.errors import PlanError
 
+# 64 stages of 16,384 micro-batches each; beyond it a number is a mistake, and tables would not end.
+_MOST_TASKS = 2**20
+
 
 def check_sizes(name: str, num_stages: int, num_microbatches: int, num_meshes: int) -> None:
     """Check that there is something to do, and no mesh without a stage.
@@ -15,7 +18,8 @@ def check_sizes(name: str, num_stages: int, num_microbatches: int, num_meshes: i
         num_meshes: Meshes.
 
     Raises:
-        PlanError: A number is below 1, or there are more meshes than stages.
+        PlanError: A number is below 1, there are more meshes than stages, or more tasks than a
+            step can have.
     """
     for what, value in (
         ("stages", num_stages),
@@ -26,3 +30,9 @@ def check_sizes(name: str, num_stages: int, num_microbatches: int, num_meshes: i
             raise PlanError(f"schedule {name}: {value} {what}; at least 1 is needed")
     if num_meshes > num_stages:
         raise PlanError(f"schedule {name}: {num_meshes} meshes for {num_stages} stages")
+    if num_stages * num_microbatches > _MOST_TASKS:
+        raise PlanError(
+            f"schedule {name}: {num_microbatches} micro-batches of {num_stages} stages; at most "
+            f"{_MOST_TASKS} tasks can be planned for, stages times micro-batches; take fewer "
+            "micro-batches"
+        )

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO, cast
 
 from meshwise.errors import ProgramError
 from meshwise.runtime.device_memory import CompiledBytes
 from meshwise.system.child_process import ChildProcess
 from meshwise.system.cores import usable_cores
+from meshwise.system.text_file import text_of
 from meshwise.system.user_cache import user_cache
 from meshwise.targets.child import SCRIPT, CompileAnswer, CompileRequest
 from meshwise.targets.compile_target import CompileTarget
@@ -30,6 +32,8 @@ from meshwise.units import GIB
 
 # Of all answers so many are kept, those that were read last.
 _MOST_KEPT = 2_000
+# Of the text of an answer.
+_MOST_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,11 +204,15 @@ class AnswerFolder:
         """Return an answer, or None."""
         path = self._path(key)
         try:
-            fields = json.loads(gzip.decompress(path.read_bytes()))
+            with gzip.open(path) as file:
+                fields = json.loads(text_of(cast(IO[bytes], file), _MOST_BYTES))
             os.utime(path)
-            return CompileAnswer(**fields | {"memory": CompiledBytes(**fields["memory"])})
+            answer = CompileAnswer(**fields | {"memory": CompiledBytes(**fields["memory"])})
+            return answer if _is_whole(answer) else None
         # Files of another form too.
-        except (OSError, EOFError, ValueError, TypeError, KeyError, zlib.error):
+        except (
+            OSError, EOFError, ValueError, TypeError, KeyError, RecursionError, zlib.error,
+        ):  # fmt: skip
             return None
 
     def write(self, key: str, answer: CompileAnswer) -> None:
@@ -225,3 +233,14 @@ class AnswerFolder:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.json.gz"
+
+
+def _is_whole(answer: CompileAnswer) -> bool:
+    """Return whether the fields of an answer from a file are of their kinds."""
+    sizes = asdict(answer.memory).values()
+    return (
+        isinstance(cast(object, answer.text), str)
+        and type(answer.seconds) in (int, float)
+        and 0 <= answer.seconds < float("inf")
+        and all(type(size) is int and 0 <= size < 2**63 for size in sizes)
+    )

@@ -106,7 +106,9 @@ def _files_below(root: Path) -> list[Path]:
     found: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in _SKIPPED_FOLDERS and f[0] != "."]
-        found += [Path(folder, name) for name in names if name[0] != "."]
+        paths = [Path(folder, name) for name in names if name[0] != "."]
+        # Pipes, devices and links to nothing hold no text.
+        found += [path for path in paths if path.is_file()]
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 

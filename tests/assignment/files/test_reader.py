@@ -96,8 +96,9 @@ def test_files_longer_than_a_piece_are_read_whole(tmp_path, suffix):
         ('"nodes": {"costs": [[1], 2]}', "problem.nodes.costs[1] must be a list, is 2"),
         ('"nodes": {"costs": [[1,]]}', "x.json: is not JSON: "),
         ('"nodes": {"costs": [[1] [2]]}', "is not JSON: Expecting ',' delimiter (character "),
-        ('"nodes": {"costs": [[1]', "is not JSON: Expecting ',' (character 36)"),
-        ('"nodes": 3, "nodes": []', "problem.nodes must be an object, is a list"),
+        ('"nodes": {"costs": [[1]', "is not JSON: Expecting ',' or ']' (character 36)"),
+        ('"nodes": 3, "nodes": []', "key 'nodes' stands twice"),
+        ('"nodes": []', "problem.nodes must be an object, is a list"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(text, message, tmp_path):

@@ -33,6 +33,7 @@ _TABLES = (
     "problem.edges.nodes",
     "problem.edges.costs",
 )
+_KEPT = (*_OBJECTS, *_TABLES, "problem.name", "problem.usage_limit")
 
 
 def read_instance(
@@ -78,7 +79,12 @@ def _document(stream: JsonStream, reader: _Reader) -> object:
         found: dict[str, object] = {}
 
         def member(key: str) -> None:
-            found[key] = value(f"{where}.{key}" if where else key)
+            if key in found:
+                raise ValueError(f"key {key[:60]!r} stands twice")
+            name = f"{where}.{key}" if where else key
+            read = value(name)
+            # What nobody asks for is not kept.
+            found[key] = read if name in _KEPT else None
 
         stream.members(member)
         return found

@@ -61,6 +61,8 @@ from meshwise.cluster.text import catalog_host, groups_name, joined_groups
 from meshwise.errors import ClusterError
 from meshwise.units import GIGA
 
+# What is asked for each host looks for its group.
+_MOST_GROUPS = 1024
 _KIND_KEYS = ("host", "profile", "nic", "num_nics")
 
 
@@ -87,6 +89,11 @@ def cluster_fields(
     check_size(groups, where)
     _check_names(groups, where)
     joined = joined_groups(groups)
+    if len(joined) > _MOST_GROUPS:
+        raise ClusterError(
+            f"{where}: {len(joined)} groups of hosts that differ from their neighbours; at most "
+            f"{_MOST_GROUPS} can be planned for; let hosts of one kind follow each other"
+        )
     return fields.text(table, "name", where, default=groups_name(joined)), joined
 
 
@@ -121,6 +128,9 @@ def _kind(table: Table, where: str, folder: Path | None) -> HostSpec:
                 "is; leave one out"
             )
         path = (folder or Path()) / fields.text(table, "profile", where)
+        # One that waits for a writer, or never ends, is none.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ClusterError(f"{where}: profile {path} is no regular file; name one")
         host = read_profile(path).host
     else:
         value = required(table, "host", where)

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from meshwise.errors import ClusterError
+from meshwise.system.text_file import is_plain
 
 Table = Mapping[str, object]
 
 # What memory and counters of this world can hold.
 _MAX_WHOLE = 2**63 - 1
+# Far beyond anything that was built; products and sums of such numbers stay finite.
+_LEAST_NUMBER, _MOST_NUMBER = 1e-30, 1e30
 _SHOWN = 60
 
 
@@ -76,6 +79,10 @@ def text(table: Table, key: str, where: str, default: str | None = None) -> str:
         raise ClusterError(f"{where}: {key!r} must be a text, got {shown(value)}")
     if not value.strip():
         raise ClusterError(f"{where}: {key!r} must not be empty, got {value!r:.60}")
+    if not is_plain(value):
+        raise ClusterError(
+            f"{where}: {key!r} must be a text without control characters, got {shown(value)}"
+        )
     return value
 
 
@@ -122,4 +129,9 @@ def number_of(value: object, key: str, where: str, *, above_zero: bool = True) -
     if not (real > 0 or (real == 0 and not above_zero)) or not real < math.inf:
         bound = "above zero" if above_zero else "zero or more"
         raise ClusterError(f"{where}: {key!r} must be finite and {bound}, got {shown(value)}")
+    if real and not _LEAST_NUMBER <= real <= _MOST_NUMBER:
+        raise ClusterError(
+            f"{where}: {key!r} must be from {_LEAST_NUMBER:g} to {_MOST_NUMBER:g}, got "
+            f"{shown(value)}; see the unit"
+        )
     return real

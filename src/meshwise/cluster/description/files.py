@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
 from meshwise.errors import ClusterError
+from meshwise.system.text_file import text_of, without_repeats
 
-_MAX_BYTES = 64 * 2**20
+# TOML is read in Python, at a megabyte in half a second.
+_MOST_TOML_BYTES, _MOST_JSON_BYTES = 4 * 2**20, 8 * 2**20
+# `tomllib` takes time and memory in proportion to the square of the parts of a key.
+_MOST_PARTS = 32
+_TOKEN = re.compile(
+    r"""(?P<part>"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|[A-Za-z0-9_-]++)|(?P<dot>\.)|[ \t]++|\\.|.""", re.S
+)
 
 
-def file_text(path: Path, what: str) -> str:
+def file_text(path: Path, what: str, most_bytes: int) -> str:
     """Return the text of a file.
 
     Args:
         path: The path of the file.
         what: The kind of file that it should be, for errors.
+        most_bytes: A longer one is refused.
 
     Raises:
         ClusterError: it cannot be read, is no file, too large, or not text.
@@ -25,18 +34,10 @@ def file_text(path: Path, what: str) -> str:
         if path.is_dir():
             raise ClusterError(f"cannot read {what} {path}: it is a folder; name a file in it")
         with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+            return text_of(file, most_bytes)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ClusterError(f"cannot read {what} {path}: {reason}") from error
-    if len(data) > _MAX_BYTES:
-        raise ClusterError(f"{what} {path} has more than 64 MiB, so it is something else")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ClusterError(
-            f"{what} {path} is not TOML or JSON: byte {error.start} is not UTF-8; save it as UTF-8"
-        ) from error
 
 
 def read_toml(path: Path) -> dict[str, object]:
@@ -45,8 +46,9 @@ def read_toml(path: Path) -> dict[str, object]:
     Raises:
         ClusterError: it cannot be read or is not TOML.
     """
-    text = file_text(path, "cluster file")
+    text = file_text(path, "cluster file", _MOST_TOML_BYTES)
     try:
+        _check_parts(text)
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
@@ -64,9 +66,9 @@ def read_json(path: Path) -> object:
     Raises:
         ClusterError: it cannot be read or is not JSON, or a key stands twice.
     """
-    text = file_text(path, "profile")
+    text = file_text(path, "profile", _MOST_JSON_BYTES)
     try:
-        return json.loads(text, object_pairs_hook=_no_repeats)
+        return json.loads(text, object_pairs_hook=without_repeats)
     except (json.JSONDecodeError, RecursionError, ValueError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ClusterError(
@@ -74,10 +76,21 @@ def read_json(path: Path) -> object:
         ) from error
 
 
-def _no_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {key!r} stands twice")
-        found[key] = value
-    return found
+def _check_parts(text: str) -> None:
+    """Refuse keys of very many parts, as `a.b.c`.
+
+    Raises:
+        ValueError: there is one.
+    """
+    num_parts, was_part = 0, False
+    for found in _TOKEN.finditer(text):
+        kind = found.lastgroup
+        if kind == "part":
+            num_parts, was_part = (1 if was_part else num_parts + 1), True
+        elif kind == "dot":
+            was_part = False
+        elif not found[0].isspace() or "\n" in found[0]:
+            num_parts, was_part = 0, False
+        if num_parts > _MOST_PARTS:
+            line = text.count("\n", 0, found.start()) + 1
+            raise ValueError(f"a key of more than {_MOST_PARTS} parts (at line {line})")

@@ -15,6 +15,9 @@ from meshwise.hosts.ports import free_ports
 from meshwise.hosts.ray.host_request import ray_module
 from meshwise.runtime.transports.sockets import own_address
 
+# As JAX reads it.
+_BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
+
 
 def coordinator_here() -> str:
     """Return the address at which this process can coordinate the job, as "host:port"."""
@@ -40,7 +43,11 @@ def join(member: JobMember, *, is_one_node: bool) -> None:
     )
     os.environ.update(member.variables() | transfer.variables())
     announce_job()
-    jax.distributed.initialize(cluster_detection_method=NAME)
+    jax.distributed.initialize(
+        cluster_detection_method=NAME,
+        # By default JAX takes connections at all addresses.
+        coordinator_bind_address=os.environ.get(_BIND_ADDRESS, member.coordinator),
+    )
 
 
 def _check_own_name() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from meshwise.errors import PlanError
 from meshwise.plan.files.json_read import Json
+from meshwise.system.text_file import is_plain
 
 Value = TypeVar("Value")
 Other = TypeVar("Other")
@@ -32,10 +33,26 @@ class Form(Generic[Value]):
 
 Fields = Mapping[str, Form[Any]]
 
+# What counters of this world can hold.
+_MOST = 2**63 - 1
+# Seconds, bytes and FLOP of no step come near; products and sums of such numbers stay finite.
+_MOST_NUMBER = 1e30
+_LEAST_RATE = 1e-30
+_SHOWN = 60
+
 
 def wrong(where: str, wanted: str, value: Json) -> PlanError:
     """Return the error of a field that is not what it must be."""
-    return PlanError(f"field {where!r}: expected {wanted}, got {repr(value)[:60]}")
+    return PlanError(f"field {where!r}: expected {wanted}, got {_shown(value)}")
+
+
+def _shown(value: Json) -> str:
+    try:
+        return repr(value)[:_SHOWN]
+    except ValueError:
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "what is nested too deeply"
 
 
 def read_fields(data: Json, known: Fields, where: str = "") -> dict[str, Any]:
@@ -58,7 +75,7 @@ def read_fields(data: Json, known: Fields, where: str = "") -> dict[str, Any]:
     prefix = f"{where}." if where else ""
     for key in data:
         if key not in known:
-            raise PlanError(f"field {prefix + key!r} is unknown")
+            raise PlanError(f"field {prefix + key[:_SHOWN]!r} is unknown")
     for key in known:
         if key not in data:
             raise PlanError(f"field {prefix + key!r} is missing")
@@ -150,12 +167,16 @@ def _same(value: object) -> Json:
 def _text(value: Json, where: str) -> str:
     if not isinstance(value, str):
         raise wrong(where, "a text", value)
+    if not is_plain(value):
+        raise wrong(where, "a text without control characters", value)
     return value
 
 
 def _whole(value: Json, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise wrong(where, "a whole number", value)
+    if not -_MOST <= value <= _MOST:
+        raise wrong(where, "a number of less than 64 bits", value)
     return value
 
 
@@ -180,12 +201,20 @@ def _number(value: Json, where: str) -> float:
         real = math.inf
     if not math.isfinite(real):
         raise wrong(where, "a finite number", value)
+    if abs(real) > _MOST_NUMBER:
+        raise wrong(where, f"a number of at most {_MOST_NUMBER:g}", value)
     return real
 
 
 def _positive(value: Json, where: str) -> float:
     if _number(value, where) < 0:
         raise wrong(where, "a number, zero or more", value)
+    return float(value)
+
+
+def _rate(value: Json, where: str) -> float:
+    if _number(value, where) < _LEAST_RATE:
+        raise wrong(where, f"a number of at least {_LEAST_RATE:g}", value)
     return float(value)
 
 
@@ -201,4 +230,6 @@ WHOLE = Form(_whole, _same)
 COUNT, SIZE = Form(_count, _same), Form(_size, _same)
 # Finite numbers, any and at least 0.
 NUMBER, POSITIVE = Form(_number, float), Form(_positive, float)
+# What is divided by: above 0.
+RATE = Form(_rate, float)
 FLAG = Form(_flag, _same)

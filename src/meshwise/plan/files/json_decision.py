@@ -14,7 +14,7 @@ from meshwise.plan.files.forms import TEXT, WHOLE, Form, list_of, record
 from meshwise.plan.files.json_mesh import LAYOUTS, read_layout
 from meshwise.plan.files.json_read import Json
 
-_USE = re.compile(r"(?P<layout>.*?)(?: via (?P<via>.*?))?(?: group (?P<group>-?\d+))?")
+_USE = re.compile(r"(?P<layout>.*?)(?: via (?P<via>.*?))?(?: group (?P<group>-?[0-9]{1,9}))?")
 
 
 def _use_text(use: Use) -> str:

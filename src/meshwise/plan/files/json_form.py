@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from meshwise.cluster.collectives import COLLECTIVES
 from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError
@@ -136,7 +137,7 @@ _STAGE = record(
 _COLLECTIVE = record(
     Collective,
     {
-        "kind": TEXT,
+        "kind": one_of(COLLECTIVES),
         "axes": line_of(TEXT),
         "group_size": COUNT,
         "num_bytes": SIZE,

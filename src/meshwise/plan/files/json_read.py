@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 from meshwise.errors import PlanError
+from meshwise.system.text_file import without_repeats
 
 # What the `json` module makes of a text.
 Json: TypeAlias = Any
@@ -24,7 +25,7 @@ def parsed(text: str) -> dict[str, Json]:
     if not isinstance(given, str):
         raise PlanError(f"a plan is read from a text, got {given!r:.60} ({type(given).__name__})")
     try:
-        data: Json = json.loads(text)
+        data: Json = json.loads(text, object_pairs_hook=without_repeats)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise PlanError(f"a plan must be JSON: {reason}") from error
@@ -60,6 +61,6 @@ def document(
     if given not in known or isinstance(given, bool):
         *most, last = map(str, known)
         listed = f"{', '.join(most)} and {last}" if most else last
-        raise PlanError(f"field 'version': this program reads version {listed}, got {given!r}")
+        raise PlanError(f"field 'version': this program reads version {listed}, got {given!r:.60}")
     rest = {key: value for key, value in data.items() if key not in ("format", "version")}
     return upgrades[given](rest) if given in upgrades else rest
