@@ -52,7 +52,8 @@ class HostOutcome:
 
 
 HEAD = [
-    "| what happens to host 1 | steps done | longest step then | exit codes | what host 0 says |",
+    "| what happens to host 1 | steps done | longest step, or end, after it | exit codes "
+    "| what host 0 says |",
     "| --- | --- | --- | --- | --- |",
 ]
 
