@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from evaluation.hosts.testbed import Testbed
 from meshwise.hosts.member import JobMember
+from meshwise.system.cpu_threads import thread_variables
 
 _PORT = 8476
 _LOOK_EVERY_S = 0.2
@@ -80,7 +81,7 @@ def start_on_hosts(
             **member.variables(),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices_per_host),
-            "NPROC": str(max(2 * devices_per_host, os.cpu_count() or 1)),
+            **thread_variables(devices_per_host),
         }
         processes.append(testbed.start(number, command, environment, subprocess.PIPE))
     return processes

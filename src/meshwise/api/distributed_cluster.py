@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from meshwise.jax_compat import job_state
 from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
 from meshwise.runtime.job.agreement import check_agreement
 from meshwise.runtime.job.job import current_job
-from meshwise.system.cores import usable_cores
+from meshwise.system.cpu_threads import NUM_THREADS, own_threads, threads_needed
 
 # The processes of a job begin together: one that is not here by then does not come.
 _PATIENCE_S = 30.0
@@ -128,17 +127,14 @@ def cluster_of(processes: Sequence[ProcessDevices]) -> ClusterSpec:
 
 
 def _check_threads(processes: Sequence[ProcessDevices]) -> None:
-    """Refuse processes whose collectives may wait for one another for ever.
-
-    A collective holds a thread until all its devices have come.  With three threads for two devices
-    300 sums in flight over two processes hung, with four they did not (JAX 0.10.2, 2026-11-26).
-    """
+    """Refuse processes whose collectives may wait for one another for ever."""
     for number, each in enumerate(processes):
-        if each.threads < 2 * each.count:
+        needed = threads_needed(each.count)
+        if each.threads < needed:
             raise ClusterError(
                 f"XLA:CPU has {each.threads} threads for the {each.count} devices of process "
                 f"{number}, and needs twice as many as devices, or collectives wait for ever; set "
-                f"NPROC={2 * each.count} in the environment before Python starts, as "
+                f"{NUM_THREADS}={needed} in the environment before Python starts, as "
                 "`meshwise launch` does"
             )
 
@@ -169,12 +165,6 @@ def _own_devices() -> dict[str, str | int | None]:
         count=len(devices),
         memory_bytes=device_memory_bytes(devices),
         machine_bytes=host_memory_bytes(),
-        threads=_num_threads(),
+        threads=own_threads(),
     )
     return asdict(own)
-
-
-def _num_threads() -> int:
-    """Return how many threads XLA:CPU makes: as many as cores, unless NPROC says otherwise."""
-    told = os.environ.get("NPROC", "")
-    return int(told) if told.isdigit() else usable_cores()

@@ -28,7 +28,7 @@ from meshwise.hosts.host_process import HostProcess, LineWriter, Stream
 from meshwise.hosts.member import RESTARTS, JobMember, TransferAddresses
 from meshwise.hosts.ports import LOOPBACK, check_free, free_ports
 from meshwise.system.cause_file import CAUSE_FILE, first_cause
-from meshwise.system.cores import usable_cores
+from meshwise.system.cpu_threads import thread_variables
 from meshwise.system.exit_codes import START_AGAIN
 
 _WORKER = (sys.executable, "-P", "-m", "meshwise.hosts.worker")
@@ -36,13 +36,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _WRONG_USE = 2
 # What would lead JAX to another job than this one.
 _FOREIGN = ("JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
-
-# The number of threads in XLA:CPU's pool, by default one for each core. A collective between
-# processes blocks one for each device: where none is left, `jax.device_put` between processes, and
-# with it the job, waits for ever. Measured on 2 cores with JAX 0.10.2, a transfer before an
-# all-reduce: with as many threads as devices 5 of 6 jobs hung, with one more none of 8.
-_NUM_THREADS = "NPROC"
-_THREADS_PER_DEVICE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,8 +179,7 @@ def job_environments(
     free, *transfer_ports = free_ports(1 + request.num_hosts)
     coordinator = f"{LOOPBACK}:{request.port or free}"
     own = {name: value for name, value in environment.items() if name not in _FOREIGN}
-    num_threads = max(usable_cores(), _THREADS_PER_DEVICE * request.devices_per_host)
-    shared = {_NUM_THREADS: str(num_threads)} | own
+    shared = thread_variables(request.devices_per_host) | own
     shared |= {
         "JAX_COORDINATOR_BIND_ADDRESS": coordinator,
         "JAX_PLATFORMS": "cpu",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from meshwise.errors import LaunchError
+from meshwise.system.cpu_threads import thread_variables
 
 # What JAX looks for, by the name that Ray has for it; data comes by way of the host.
 _PLATFORMS = {"GPU": "cuda,cpu", "TPU": "tpu,cpu"}
@@ -90,11 +91,9 @@ class HostRequest:
             own = {"JAX_PLATFORMS": _PLATFORMS[self.accelerator]}
         else:
             devices = self.devices_per_host or 1
-            # XLA:CPU needs two threads a device in a job, or its collectives wait for ever.
-            threads = max(2 * devices, int(self.resources["CPU"]))
             own = {
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": str(devices),
-                "NPROC": str(threads),
+                **thread_variables(devices, int(self.resources["CPU"])),
             }
         return own | dict(self.env_vars)
