@@ -3,8 +3,8 @@
 A collective between processes holds a thread for each device until all of them have come.  Where
 none is left, `jax.device_put` between processes, and with it the job, waits for ever.  Measured on
 2 cores with JAX 0.10.2, 2026-11: of jobs that transfer before an all-reduce 5 of 6 hung with as
-many threads as devices, and none of 8 with one more; 300 sums in flight over two processes hung with
-three threads for two devices, and not with four.
+many threads as devices, and none of 8 with one more; 300 sums in flight over two processes hung
+with three threads for two devices, and not with four.
 """
 
 from __future__ import annotations
