@@ -88,7 +88,7 @@ def collective_bytes(fun: Any) -> Any:
 
 
 class JitStep:
-    def __init__(self, fun: Any) -> None:
+    def __init__(self, fun: Any, plan: Plan | None = None) -> None:
         self.fun = fun
         self.compiled: Any = None
         self.checkpoint: Path | None = None

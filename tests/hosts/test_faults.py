@@ -35,7 +35,7 @@ def test_training_goes_on_after_a_kill_in_the_midst_of_a_step(
     outcome = run_with_faults(tmp_path, 2, NUM_STEPS, [fault])
     assert_survived(outcome, undisturbed)
     assert "[launch] host 1 was ended by SIGKILL" in outcome.text
-    assert "[launch] starting again: 1 of 1 times" in outcome.text
+    assert "[launch] starting again (restart 1 of at most 1)" in outcome.text
 
 
 @pytest.mark.slow

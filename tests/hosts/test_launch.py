@@ -176,7 +176,7 @@ def test_a_job_is_started_again_so_often_at_most(tmp_path: Path) -> None:
     done = run("--hosts", "1", "--max-restarts", "2", path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"[host 0] {n}" for n in range(3)]
-    assert "[launch] starting again: 2 of 2 times" in done.stderr
+    assert "[launch] starting again in 2 s (restart 2 of at most 2)" in done.stderr
     done = run("--hosts", "1", "--max-restarts", "1", path)
     assert done.returncode == 3
     assert done.stdout.splitlines() == [f"[host 0] {n}" for n in range(2)]
@@ -191,6 +191,30 @@ def test_wrong_use_and_an_end_that_was_asked_for_start_nothing_again(tmp_path: P
         _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert "starting again" not in errors
+
+
+def test_the_exit_code_is_that_of_the_process_that_is_the_cause(tmp_path: Path) -> None:
+    body = (
+        'text = \'{"process": 1, "text": "wrong options"}\'\n'
+        "open(os.environ['MESHWISE_CAUSE_FILE'], 'w').write(text)\n"
+        "time.sleep(1.5 + me)\n"
+        "sys.exit(2 if me else 75)\n"
+    )
+    path = script(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + body)
+    done = run("--hosts", "2", "--max-restarts", "2", path)
+    assert done.returncode == 2, done.stderr
+    assert "starting again" not in done.stderr
+
+
+def test_after_sigusr1_the_launcher_still_takes_all_along(tmp_path: Path) -> None:
+    body = "signal.signal(signal.SIGUSR1, signal.SIG_IGN)\n" + WAIT
+    path = script(tmp_path, body)
+    with started(path, "--hosts", "2", "--grace", "60") as process:
+        process.send_signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        process.kill()
+        process.wait(LIMIT_S)
+        assert_none_left(path)
 
 
 def test_processes_that_saved_what_they_had_at_a_signal_ask_to_be_started_again(

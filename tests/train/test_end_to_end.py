@@ -132,8 +132,8 @@ def test_a_pipeline_that_fails_in_its_update_resumes_to_the_same_losses(
     run_training(replace(staged, out=options.out / "whole"), build, whole)
 
     class Failing:
-        def __init__(self, fun: Any) -> None:
-            self.step: Any = build(fun)
+        def __init__(self, fun: Any, plan: Any = None) -> None:
+            self.step: Any = build(fun, plan)
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.step, name)

@@ -83,8 +83,8 @@ _GREATEST_PORT = 2**16 - 1
     default=0,
     show_default=True,
     metavar="N",
-    help="Start all processes again after a failure, so often at most. A program that resumes "
-    "from its last checkpoint, as `meshwise train` does, goes on.",
+    help="Start all processes again after a failure, at most N times. A program that resumes from "
+    "its last checkpoint, as `meshwise train` does, goes on.",
 )
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for `python -m`.")
 @click.option(

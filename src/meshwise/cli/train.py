@@ -19,8 +19,8 @@ from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, Met
 from meshwise.cli.train_hosts import (
     ArgumentsKept,
     is_in_job,
-    is_started_again,
     join_job,
+    name_of_start,
     run_on_hosts,
     run_on_ray,
 )
@@ -33,6 +33,7 @@ from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
+from meshwise.train.start import is_begun
 from meshwise.train.summary import TrainSummary
 
 EXAMPLES = """
@@ -112,8 +113,8 @@ def _option(*names: str, **settings: Any) -> Any:
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="With --hosts: when a process dies, start all again from the last checkpoint, so often "
-    "at most.",
+    help="With --hosts: when a process fails, start all again, at most N times; they resume from "
+    "the last checkpoint.",
 )
 @click.option("--ray", is_flag=True, help="The hosts are those of Ray, which RAY_ADDRESS names.")
 @_option(
@@ -220,6 +221,7 @@ def train(  # The options above say what the arguments are.
     max_restarts: int,
     ray: bool,
     memory: int | None,
+    out: Path,
     lr: float,
     resume: bool,
     dump_plan: bool,
@@ -252,12 +254,14 @@ def train(  # The options above say what the arguments are.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     job = current_job()
     speaks = job is None or job.process == 0
-    measure = any(files.values())
+    measure, start = any(files.values()), name_of_start()
     options = TrainOptions(
         memory_bytes=memory,
         learning_rate=lr,
         measure=measure,
-        fresh=not (resume or is_started_again()),
+        fresh=not (resume or is_begun(out, start)),
+        start=start,
+        out=out,
         **settings,
     )
     view = TrainView(
@@ -284,7 +288,7 @@ def _check_hosts(hosts: int, max_restarts: int, *, ray: bool, as_json: bool) -> 
         click.UsageError: naming the option.
     """
     if max_restarts and (ray or hosts == 1):
-        raise click.UsageError("--max-restarts is for the processes of --hosts; Ray has its own")
+        raise click.UsageError("--max-restarts needs --hosts 2 or more; with --ray, set it in Ray")
     if ray and as_json:
         raise click.UsageError("--ray marks the lines of hosts: --json is summary.json in --out")
 
@@ -337,6 +341,14 @@ def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
         )
 
 
+class _EndedError(KeyboardInterrupt):
+    """A signal while there is nothing to save."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__()
+        self.exit_code = exit_code
+
+
 class _Flag:
     """Set by the first signal."""
 
@@ -366,7 +378,7 @@ def _signals_set(flag: _Flag, view: TrainView) -> Generator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         flag.set(number)
         if not view.is_planned:
-            raise KeyboardInterrupt  # There is nothing to save yet.
+            raise _EndedError(flag.exit_code)  # There is nothing to save yet.
         view.note("stopping after this step; the state will be saved (again to stop at once)")
         for each, handler in before.items():
             signal.signal(each, handler)

@@ -13,7 +13,7 @@ import jax
 
 from meshwise.hosts.host_process import Stream
 from meshwise.hosts.launch import JobRequest, launch
-from meshwise.hosts.member import RESTARTS, JobMember
+from meshwise.hosts.member import START, JobMember
 from meshwise.hosts.ray.host_request import HostRequest
 from meshwise.hosts.ray.ray_hosts import RayHosts
 
@@ -39,9 +39,9 @@ def is_in_job() -> bool:
     return JobMember.from_variables(os.environ) is not None
 
 
-def is_started_again() -> bool:
-    """Return whether the launcher started this job again after a failure."""
-    return os.environ.get(RESTARTS, "0") != "0"
+def name_of_start() -> str | None:
+    """Return the name of the job, which restarts do not change; None if nobody restarts it."""
+    return os.environ.get(START) or os.environ.get("SLURM_JOB_ID")
 
 
 def join_job() -> None:

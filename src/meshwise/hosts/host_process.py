@@ -78,7 +78,7 @@ class HostProcess:
         self._watcher.start()
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the process and to all that it started.
+        """Send a signal to the process and to all that it started; SIGUSR1 to itself only.
 
         Args:
             number: The signal.
@@ -86,8 +86,10 @@ class HostProcess:
         with self._lock:
             # As long as the lifeline is open, the guard keeps the group, and its number, alive.
             if not self._is_over:
+                # Those that it started, as readers of data, would die of SIGUSR1.
+                send = os.kill if number == signal.SIGUSR1 else os.killpg
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, number)
+                    send(self._process.pid, number)
 
     def kill(self) -> None:
         """End the process and all that it started, and wait for the end."""

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from types import FrameType
 from meshwise.errors import LaunchError
 from meshwise.hosts.host_name import check_own_name
 from meshwise.hosts.host_process import HostProcess, LineWriter, Stream
-from meshwise.hosts.member import RESTARTS, JobMember, TransferAddresses
+from meshwise.hosts.member import RESTARTS, START, JobMember, TransferAddresses
 from meshwise.hosts.ports import LOOPBACK, check_free, free_ports
 from meshwise.system.cause_file import CAUSE_FILE, first_cause
 from meshwise.system.cpu_threads import thread_variables
@@ -34,6 +35,9 @@ from meshwise.system.exit_codes import START_AGAIN
 _WORKER = (sys.executable, "-P", "-m", "meshwise.hosts.worker")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _WRONG_USE = 2
+# A job that ends sooner may never begin; it is started again after 1, 2, 4, ... seconds.
+_QUICK_S = 5.0
+_MOST_WAIT_S = 30
 # What would lead JAX to another job than this one.
 _FOREIGN = ("JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
 
@@ -120,17 +124,27 @@ def launch(request: JobRequest, *, write: LineWriter, report: Callable[[str], No
         LaunchError: the job cannot be started.
     """
     check_own_name()
+    quick, start = 0, uuid.uuid4().hex
     for restarts in range(request.max_restarts + 1):
-        end = _launch_once(request, restarts, write, report)
+        begin_s = time.monotonic()
+        variables = {RESTARTS: str(restarts), START: start}
+        end = _launch_once(request, variables, write, report)
         is_final = end.is_stopped or end.exit_code in (0, _WRONG_USE)
         if is_final or restarts == request.max_restarts:
             return end
-        report(f"starting again: {restarts + 1} of {request.max_restarts} times")
+        quick = quick + 1 if time.monotonic() - begin_s < _QUICK_S else 0
+        wait_s = min(2 ** (quick - 1), _MOST_WAIT_S) if quick else 0
+        later = f" in {wait_s} s" if wait_s else ""
+        report(f"starting again{later} (restart {restarts + 1} of at most {request.max_restarts})")
+        time.sleep(wait_s)
     raise AssertionError("a job is started at least once")
 
 
 def _launch_once(
-    request: JobRequest, restarts: int, write: LineWriter, report: Callable[[str], None]
+    request: JobRequest,
+    variables: Mapping[str, str],
+    write: LineWriter,
+    report: Callable[[str], None],
 ) -> JobEnd:
     if request.port is not None:
         check_free(request.port)
@@ -148,7 +162,7 @@ def _launch_once(
         causes = [Path(folder, str(number)) for number in range(request.num_hosts)]
         try:
             for number, environment in enumerate(environments):
-                told = {CAUSE_FILE: str(causes[number]), RESTARTS: str(restarts)}
+                told = {CAUSE_FILE: str(causes[number]), **variables}
                 processes.append(
                     HostProcess(
                         number,
@@ -253,8 +267,7 @@ class _Watch:
                 self._exit_codes[event.number] = event.exit_code
                 if event.exit_code and not self._reason:
                     reason = f"host {event.number} {end_text(event.exit_code)}"
-                    code = event.exit_code if event.exit_code > 0 else 128 - event.exit_code
-                    self._stop(reason, signal.SIGTERM, code)
+                    self._stop(reason, signal.SIGTERM, _as_shells(event.exit_code))
             elif not self._reason:
                 number = event.by_signal or signal.SIGTERM
                 self._is_stopped = True
@@ -266,9 +279,12 @@ class _Watch:
         if self._is_stopped and START_AGAIN in codes:
             self._exit_code = START_AGAIN  # They saved what they had, as a scheduler asks.
         cause = first_cause(self._causes)
-        if cause:
-            self._reason = f"{self._reason}: {cause}" if self._reason else cause
-            self._report(f"cause: {cause}")
+        if cause is not None:
+            self._reason = f"{self._reason}: {cause.text}" if self._reason else cause.text
+            self._report(f"cause: {cause.text}")
+            if not self._is_stopped and 0 <= cause.process < len(codes):
+                # One below 0 may be of a signal of the launcher.
+                self._exit_code = max(codes[cause.process], 0) or self._exit_code
         return JobEnd(
             exit_code=self._exit_code,
             reason=self._reason,
@@ -307,6 +323,10 @@ def end_text(exit_code: int) -> str:
         return f"was ended by {signal.Signals(-exit_code).name}"
     except ValueError:
         return f"was ended by signal {-exit_code}"
+
+
+def _as_shells(exit_code: int) -> int:
+    return exit_code if exit_code >= 0 else 128 - exit_code
 
 
 def _hosts_text(numbers: list[int]) -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # How often the job was started again.
 RESTARTS = "MESHWISE_RESTARTS"
+# The name of a job; its restarts have the same.
+START = "MESHWISE_START"
 _COORDINATOR = "MESHWISE_COORDINATOR"
 _NUM_PROCESSES = "MESHWISE_NUM_PROCESSES"
 _PROCESS_ID = "MESHWISE_PROCESS_ID"

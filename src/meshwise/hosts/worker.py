@@ -15,6 +15,8 @@ from typing import cast
 
 from meshwise.hosts.after_import import after_import
 
+_OF_OTHERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 def main(arguments: list[str]) -> None:
     """Run what the arguments name, as `python` would.
@@ -29,6 +31,17 @@ def main(arguments: list[str]) -> None:
     # Into a pipe Python writes blocks; -u would write parts of lines.
     cast(TextIOWrapper, sys.stdout).reconfigure(line_buffering=True)
     after_import("jax", _announce_job)
+    try:
+        _run(arguments)
+    except SystemExit as error:
+        # Other processes would wait for this one; without JAX there are none.
+        heartbeat = sys.modules.get("meshwise.runtime.job.heartbeat")
+        if heartbeat is not None:
+            heartbeat.tell_exit(error.code)
+        raise
+
+
+def _run(arguments: list[str]) -> None:
     import runpy
 
     if arguments[0] == "-m":
@@ -57,7 +70,7 @@ def _start_guard(lifeline: int) -> None:
     if child == 0:
         if os.fork() == 0:
             # The signals of the group are for the others.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in _OF_OTHERS:
                 signal.signal(number, signal.SIG_IGN)
             # Nobody writes: this returns when the other end is closed.
             os.read(lifeline, 1)

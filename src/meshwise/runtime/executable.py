@@ -53,6 +53,7 @@ class Executable:
         kept: Positions of the arguments that are not donated.
         handover: The results of the last run in place of what was donated to it.
         copier: Brings arrays of a job to the mesh; None where this process is alone.
+        job: The processes that run it together; None where this process is alone.
         every_process: Brings scalars to processes that have no devices of the mesh; None where
             there is none.
     """
@@ -66,6 +67,7 @@ class Executable:
     kept: tuple[int, ...]
     handover: Handover
     copier: TileCopier | None = None
+    job: Job | None = None
     every_process: EveryProcess | None = None
 
     @property
@@ -160,6 +162,8 @@ class Executable:
                 lost_before(donated)
             raise
         self.handover.remember(results)
+        if self.job is not None and self.job.heartbeat is not None:
+            self.job.heartbeat.dispatched("a step", results)
         if self.every_process is not None:
             assert self.copier is not None
             return self.every_process.readable(results, self.copier)
@@ -247,6 +251,7 @@ def compile_step(
         kept=kept,
         handover=Handover(traced.graph.aliases, kept),
         copier=copier,
+        job=job,
         every_process=EveryProcess() if _leaves_out(mesh, job) else None,
     )
 

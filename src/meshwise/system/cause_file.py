@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # The environment variable with its name; without it nothing is written.
@@ -25,17 +26,31 @@ def write_cause(process: int, text: str) -> None:
             Path(path).write_text(json.dumps({"process": process, "text": text}) + "\n")
 
 
-def first_cause(files: Sequence[Path]) -> str:
-    """Return what the processes of a job say that ended it; empty if none says anything.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """What ended a job.
+
+    Attributes:
+        process: The process that is the cause.
+        text: What happened.
+    """
+
+    process: int
+    text: str
+
+
+def first_cause(files: Sequence[Path]) -> Cause | None:
+    """Return what the processes of a job say that ended it; None if none says anything.
 
     Args:
         files: Where each would write it.
     """
     found = [file for file in files if file.exists()]
     if not found:
-        return ""
+        return None
     first = min(found, key=lambda file: file.stat().st_mtime)
     try:
-        return str(json.loads(first.read_text())["text"])
+        told = json.loads(first.read_text())
+        return Cause(process=int(told["process"]), text=str(told["text"]))
     except (OSError, ValueError, LookupError, TypeError):
-        return ""
+        return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import meshwise as mw
 from meshwise.plan.plan import Plan
 from meshwise.request.methods import Method
-from meshwise.train.kept_plan import kept_plan
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import HeldoutLoss, ParallelTrainStep, StepBuilder, TrainStep
 
@@ -51,11 +50,11 @@ def step_builder(options: TrainOptions) -> StepBuilder:
         options: The options of the run.
 
     Returns:
-        A function of the step, which calls `parallelize`; a run that goes on takes its plan again.
+        A function of the step and of the plan that it is to have, if there is one; it calls
+        `parallelize`.
     """
 
-    def build(train_step: TrainStep) -> ParallelTrainStep:
-        plan = kept_plan(options)
+    def build(train_step: TrainStep, plan: Plan | None = None) -> ParallelTrainStep:
         return mw.parallelize(
             train_step,
             method=method_of(options) if plan is None else mw.Replay(plan),

@@ -13,25 +13,35 @@ import jax
 
 from meshwise.errors import MeshwiseError
 from meshwise.plan.plan import Plan
+from meshwise.runtime.job.job import Job
 from meshwise.system.atomic_file import write_atomically
 from meshwise.train.options import TrainOptions
 
 FILE = "plan.json"
 
 
-def kept_plan(options: TrainOptions) -> Plan | None:
+def kept_plan(options: TrainOptions, job: Job | None = None) -> Plan | None:
     """Return the plan with which a run began, if it is asked for the same and has such devices.
 
     Args:
         options: What to do; without a look at the devices nothing is known, so JAX starts.
+        job: The processes, which all take what process 0 finds; None: this process is alone.
     """
-    if options.fresh or options.dump_ilp is not None:
-        return None
+
+    def found() -> str:
+        return "" if options.fresh or options.dump_ilp is not None else _text(options)
+
+    text = found() if job is None else job.from_first("the plan that is kept", found)
+    return Plan.from_json(text) if text else None
+
+
+def _text(options: TrainOptions) -> str:
+    """Return the plan in the file, as JSON; empty where it says none for these options."""
     try:
-        found = json.loads((options.out / FILE).read_text())
-        return Plan.from_json(json.dumps(found["plan"])) if found["of"] == _asked(options) else None
+        kept = json.loads((options.out / FILE).read_text())
+        return Plan.from_json(json.dumps(kept["plan"])).to_json() * (kept["of"] == _asked(options))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MeshwiseError):
-        return None
+        return ""
 
 
 def keep_plan(options: TrainOptions, plan: Plan) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import jax
 
-from meshwise.errors import CheckpointError, StateLostError
+from meshwise.errors import CheckpointError, PlanError, StateLostError
 from meshwise.jax_compat import PyTree
 from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
@@ -33,9 +33,10 @@ from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
-from meshwise.train.kept_plan import keep_plan
+from meshwise.train.kept_plan import keep_plan, kept_plan
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
+from meshwise.train.start import note_start
 from meshwise.train.step import TrainState, state_creator, train_step_of
 from meshwise.train.summary import (
     StageSummary,
@@ -280,17 +281,26 @@ def run_training(
     _check_folder(options.out)
     corpus = load_corpus(options.text, seq=options.seq)
     listener.on_start(options, corpus, num_parameters(options.gpt()))
-    step = build(train_step_of(options))
     create_state, key = state_creator(options), jax.random.key(options.seed)
     first_batch = corpus.batch_at(0, batch=options.batch, seq=options.seq, seed=options.seed)
-    plan = step.plan(jax.eval_shape(create_state, key), first_batch)
+    state_shapes = jax.eval_shape(create_state, key)
+    kept = kept_plan(options, job)
+    step = build(train_step_of(options), kept)
+    try:
+        plan = step.plan(state_shapes, first_batch)
+    except PlanError:
+        if kept is None:
+            raise
+        # It is of another program.
+        step = build(train_step_of(options), None)
+        plan = step.plan(state_shapes, first_batch)
     plan_s = time.perf_counter() - started
     state = step.init(create_state, key, first_batch)
     listener.on_plan(plan, state, plan_s)
 
     folder = options.out / CHECKPOINT_FOLDER
     writes = job is None or job.process == 0
-    make_room = partial(_make_room, folder, fresh=options.fresh)
+    make_room = partial(_make_room, options)
     if job is None:
         make_room()
     else:
@@ -356,15 +366,18 @@ def _check_folder(out: Path) -> None:
         ) from error
 
 
-def _make_room(folder: Path, *, fresh: bool) -> str:
+def _make_room(options: TrainOptions) -> str:
     """Remove the checkpoints of an earlier run if asked to, and return the name of their folder.
 
     Raises:
         CheckpointError: they cannot be removed.
     """
-    if fresh and folder.exists():
+    folder = options.out / CHECKPOINT_FOLDER
+    if options.fresh:
         try:
-            shutil.rmtree(folder)
+            if folder.exists():
+                shutil.rmtree(folder)
+            note_start(options.out, options.start)
         except OSError as error:
             raise CheckpointError(
                 f"cannot remove the checkpoints in {folder}: {error.strerror or error}; remove "

@@ -41,6 +41,7 @@ class TrainOptions:
         measure: Whether one step is timed mesh by mesh; only for a pipeline.
         dump_ilp: Folder for every ILP of the planner; None for none.
         fresh: Whether checkpoints in `out` are removed, once there is a plan.
+        start: The name of the job, the same at all its restarts; None if it has none.
     """
 
     out: Path
@@ -67,6 +68,7 @@ class TrainOptions:
     dump_ilp: Path | None = None
     measure: bool = False
     fresh: bool = False
+    start: str | None = None
 
     @property
     def num_microbatches(self) -> int | Literal["auto"]:

@@ -56,7 +56,14 @@ class ParallelTrainStep(Protocol):
         ...
 
 
-StepBuilder = Callable[[TrainStep], ParallelTrainStep]
+class StepBuilder(Protocol):
+    """Parallelises a training step."""
+
+    def __call__(self, train_step: TrainStep, plan: Plan | None = None, /) -> ParallelTrainStep:
+        """Return the step, with a plan that was found before, if one is given."""
+        ...
+
+
 HeldoutLoss = Callable[[PyTree, Batch], jax.Array]
 # Parallelises a loss without gradients after the plan of a step whose parameters it takes.
 Follow = Callable[[Plan, HeldoutLoss], HeldoutLoss]

@@ -26,7 +26,9 @@ def test_a_process_that_beats_no_more_is_gone_and_what_it_was_at_is_told() -> No
     assert observer.fault(SILENT_S) is None
     found = observer.fault(SILENT_S + 1)
     assert found == Fault(
-        process=2, text="process 2 has given no sign of life for 10 s; it was in step 3"
+        process=2,
+        text="process 2 has given no sign of life for 10 s, and was in step 3; start the job again "
+        "from its last checkpoint",
     )
 
 

@@ -30,7 +30,8 @@ class Beat:
         number: Grows with each beat.
         state: Whether it runs, or came to its end.
         place: What it is at.
-        waits_s: How long it has waited there for others, seconds; 0 outside of steps.
+        waits_s: How long it has waited there for others, in seconds; 0 outside of steps, and where
+            steps take as long.
     """
 
     number: int
@@ -127,8 +128,9 @@ class Observer:
             if process != self._own and silence_s > silent_s:
                 return Fault(
                     process=process,
-                    text=f"process {process} has given no sign of life for {silence_s:.0f} s; it "
-                    f"was {seen.beat.place or 'between steps'}",
+                    text=f"process {process} has given no sign of life for {silence_s:.0f} s, and "
+                    f"was {seen.beat.place or 'outside of any step'}; start the job again from its "
+                    "last checkpoint",
                 )
         ended = sorted(self._seen.keys() - running.keys())
         for process, seen in sorted(running.items()):

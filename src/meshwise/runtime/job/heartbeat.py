@@ -15,8 +15,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import NamedTuple
 
 import jax
@@ -24,21 +25,33 @@ import jax
 from meshwise.errors import ClusterError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
 from meshwise.runtime.job.beats import BEAT_S, LOST_S, SILENT_S, Beat, BeatState, Fault, Observer
+from meshwise.runtime.job.pending import is_there
 from meshwise.system.cause_file import write_cause
-from meshwise.system.exit_codes import START_AGAIN
+from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 
 # The environment variable with another limit of silence, in seconds.
 SILENCE = "MESHWISE_SILENCE_S"
 _ROOT = "meshwise"
 _FAULT = f"{_ROOT}/fault"
 _NAME = "meshwise-heartbeat"
-# What Python needs to end a process that can be interrupted.
+# How long a process goes on when the cause is known: one that is the cause, another one, and
+# process 0, which keeps the store from which the others learn it.
+_CAUSE_GRACE_S = 2.0
 _GRACE_S = 3.0
+_STORE_GRACE_S = 5.0
 _LOOK_S = 0.5
 # How long the store may take to note a cause; it may be what is gone.
 _SHARE_S = 1.0
 # How long the end of the process waits for the last beat.
 _JOIN_S = 3.0
+# A step takes long where it takes so many times as long as any before.
+_TIMES_LONGER = 3.0
+_TEXT_CHARS = 500
+_MOST_CAUSES = 20
+# What in an error of XLA's says that it is of this process.
+_OWN = ("RESOURCE_EXHAUSTED", "Out of memory", "INVALID_ARGUMENT")
+_OVER = f"{_ROOT}/over"
+
 # What a transport waits for, and for how many seconds; None where it waits for nothing.
 Wait = Callable[[], tuple[str, float] | None]
 
@@ -68,7 +81,11 @@ class Heartbeat:
         self.fault: Fault | None = None
         self._store, self._process, self._num_processes = store, process, num_processes
         self._observer = Observer(process)
-        self._place: _Place | None = None
+        # For each thread that is at something.
+        self._places: dict[int, _Place] = {}
+        # The last step that was dispatched, and one of its results.
+        self._flight: tuple[_Place, jax.Array] | None = None
+        self._longest_s = 0.0
         self._waits: list[Wait] = []
         self._state: BeatState = "runs"
         self._stop = threading.Event()
@@ -78,37 +95,60 @@ class Heartbeat:
         self._silent_s = silence_limit_s()
         self._pid = os.getpid()
         self._is_leaving = False
+        self._exit_code = 0
         self._beater = threading.Thread(target=self._beat_on, name=_NAME, daemon=True)
 
     def start(self) -> None:
         """Begin to beat, until the job is left."""
         self._beater.heartbeat = self  # type: ignore[attr-defined]
+        with suppress(jax.errors.JaxRuntimeError):
+            self._beat()
         self._beater.start()
         threading.Thread(target=self._look_on, name=f"{_NAME}-watch", daemon=True).start()
         # After JAX's, so before it: at the end JAX waits for all others.
         atexit.register(self._leave)
+        self._hear_of_exceptions()
 
     def at(self, what: object) -> None:
-        """Note what this process is at, in a step or in a wait for others.
+        """Note what this thread is at in a step.
 
         Args:
             what: Its `str` is the text, as "in step 3, instruction 5 of mesh 1"; None outside.
         """
-        self._place = None if what is None else _Place(what, time.monotonic())
+        now_s = time.monotonic()
+        before = self._places.pop(threading.get_ident(), None)
+        if before is not None:
+            self._longest_s = max(self._longest_s, now_s - before.since_s)
+        if what is not None:
+            self._places[threading.get_ident()] = _Place(what, now_s)
+
+    def dispatched(self, what: str, results: Sequence[jax.Array]) -> None:
+        """Note that a step was dispatched, which its devices have yet to do.
+
+        Args:
+            what: The step.
+            results: Its results; the last one tells when it is done.
+        """
+        if results:
+            self._flight = _Place(what, time.monotonic()), results[-1]
 
     @contextmanager
     def waiting(self, what: object) -> Generator[None]:
-        """Note what this process waits for, as long as a block runs.
+        """Note what this thread waits for, as long as a block runs.
 
         Args:
             what: As for `at`.
         """
-        before = self._place
-        self.at(what)
+        thread = threading.get_ident()
+        before = self._places.get(thread)
+        self._places[thread] = _Place(what, time.monotonic())
         try:
             yield
         finally:
-            self._place = before
+            if before is None:
+                self._places.pop(thread, None)
+            else:
+                self._places[thread] = before
 
     def watch(self, wait: Wait) -> None:
         """Ask also for what is waited for behind the calls of Python.
@@ -138,39 +178,73 @@ class Heartbeat:
         Args:
             error: Why.
         """
-        if self._is_leaving:
+        if self._is_leaving or self._stop.is_set():
             return
         self._is_leaving = True
-        is_own = self.fault is None
-        if is_own and _may_be_of_another(error):
-            self._silent_s = LOST_S
+        is_own = not _may_be_of_another(error)
+        if not is_own:
+            if self._silent_s == SILENT_S:
+                self._silent_s = LOST_S
             self._await_fault(LOST_S + 2 * BEAT_S)
             is_own = self.fault is None
         if is_own:
-            text = str(error).split("\n", 1)[0]
-            name = type(error).__name__
-            self._found(
-                Fault(process=self._process, text=f"process {self._process} failed: {name}: {text}")
-            )
-        code = 1 if is_own else START_AGAIN
-        threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
+            self._found(Fault(process=self._process, text=_text_of(error, self._process)))
+        self._exit_code = _code_of(error) if is_own else START_AGAIN
+        threading.Thread(target=self._exit_later, args=(is_own,), daemon=True).start()
+
+    def _exit_later(self, is_own: bool) -> None:
+        grace_s = _CAUSE_GRACE_S if is_own else _GRACE_S
+        time.sleep(_STORE_GRACE_S if self._process == 0 else grace_s)
+        _exit(self._exit_code)
+
+    def _hear_of_exceptions(self) -> None:
+        """Tell of an exception that ends the program, before Python waits for threads."""
+        before = sys.excepthook
+
+        def hook(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            before(kind, error, trace)
+            # A session goes on after it.
+            if not (sys.flags.interactive or hasattr(sys, "ps1")):
+                self.fail(error)
+
+        sys.excepthook = hook
 
     def _text(self, fault: Fault) -> str:
         here = self._place_text()
-        where = f"; process {self._process} was {here}" if here else ""
-        return f"{fault.text}{where}; start the job again from its last checkpoint"
+        return f"{fault.text}{f'; process {self._process} was {here}' if here else ''}"
 
     def _place_text(self) -> str:
-        place = self._place
-        parts = [] if place is None else [str(place.what)]
-        parts += [f"waiting for {found[0]}" for wait in self._waits if (found := wait())]
+        try:
+            parts = [str(place.what) for place in list(self._places.values())]
+            flight = self._in_flight()
+            parts += [] if flight is None or parts else [f"in {flight.what}"]
+            parts += [f"waiting for {found[0]}" for wait in self._waits if (found := wait())]
+        except Exception as error:  # A text must not end the job.
+            return f"somewhere ({type(error).__name__})"
         return ", ".join(parts)
 
+    def _in_flight(self) -> _Place | None:
+        """Return the last step, if its devices have not done it."""
+        if self._flight is None:
+            return None
+        place, result = self._flight
+        if not is_there(result):
+            return place
+        self._longest_s = max(self._longest_s, time.monotonic() - place.since_s)
+        self._flight = None
+        return None
+
     def _waited_s(self) -> float:
-        place = self._place
-        times = [0.0 if place is None else time.monotonic() - place.since_s]
+        """Return how long this process has waited for others; 0 where steps take as long."""
+        now_s = time.monotonic()
+        flight = self._in_flight()
+        times = [now_s - place.since_s for place in list(self._places.values())]
+        times += [] if flight is None else [now_s - flight.since_s]
         times += [found[1] for wait in self._waits if (found := wait())]
-        return max(times)
+        longest_s = max(times, default=0.0)
+        return longest_s if longest_s > _TIMES_LONGER * self._longest_s else 0.0
 
     def _found(self, fault: Fault) -> None:
         """Keep the first cause, in the store, if that answers, and here."""
@@ -190,7 +264,7 @@ class Heartbeat:
             if self.fault is None:
                 self.fault = first[-1]
                 write_cause(self.fault.process, self.fault.text)
-                if self.fault.process != self._process:
+                if not self._is_leaving or self.fault.process != self._process:
                     _say(self._text(self.fault))
 
     def _await_fault(self, limit_s: float) -> None:
@@ -266,8 +340,9 @@ class Heartbeat:
         if fault is None and now_s - self._heard_s > max(self._silent_s, SILENT_S):
             fault = Fault(
                 process=0,
-                text=f"process {self._process} cannot reach process 0, which keeps what the "
-                f"processes share, for {now_s - self._heard_s:.0f} s",
+                text=f"process {self._process} has not reached process 0 for "
+                f"{now_s - self._heard_s:.0f} s, which keeps what the processes share; start the "
+                "job again from its last checkpoint",
             )
         if fault is not None:
             self._found(fault)
@@ -276,33 +351,39 @@ class Heartbeat:
         """End this process, if it does not end by itself."""
         if self._is_leaving:  # It ends already.
             return
-        time.sleep(_GRACE_S)
-        if not self._stop.is_set():
-            _exit(START_AGAIN)
+        self._is_leaving = True
+        self._exit_code = START_AGAIN
+        self._exit_later(is_own=False)
 
     def _leave(self) -> None:
         """Tell the others that this process ends, and wait for them, as JAX then does."""
         if os.getpid() != self._pid or self._stop.is_set():
             return
-        error = getattr(sys, "last_value", None)
-        if isinstance(error, BaseException):
-            self.fail(error)
-        elif not self._is_leaving:
-            self._place = None
+        if not self._is_leaving:
+            self._places.clear()
+            self._flight = None
             self._state = "ended"
-            while not self._stop.is_set() and not self._are_all_over():
-                time.sleep(_LOOK_S / 5)
+            while not self._stop.is_set() and self.fault is None and not self._are_all_over():
+                time.sleep(BEAT_S)
+        if self.fault is not None and self._exit_code != 1:
+            time.sleep(_STORE_GRACE_S + BEAT_S)  # JAX would wait for those that are gone.
         self._stop.set()
         self._beater.join(_JOIN_S)
 
     def _are_all_over(self) -> bool:
         """Return whether all processes that have given signs of life have ended."""
+        if self._process:
+            return self._value(_OVER) is not None
         try:
             found = self._store.key_value_dir_get_bytes(f"{_ROOT}/beat/")
         except jax.errors.JaxRuntimeError:
             return False
         beats = [Beat.from_bytes(text) for _, text in found]
-        return bool(beats) and all(beat.state == "ended" for beat in beats)
+        if not beats or any(beat.state != "ended" for beat in beats):
+            return False
+        with suppress(jax.errors.JaxRuntimeError):
+            self._store.key_value_set_bytes(_OVER, b"", allow_overwrite=True)
+        return True
 
 
 def heartbeat_of(store: KeyValueStore, process: int, num_processes: int) -> Heartbeat:
@@ -342,23 +423,58 @@ def silence_limit_s() -> float:
     return found
 
 
+def tell_exit(code: object) -> None:
+    """Tell the other processes, if there are any, that this one ends by `sys.exit` with a failure.
+
+    Args:
+        code: What `sys.exit` was called with.
+    """
+    found = _running()
+    if found is not None and code not in (None, 0):
+        found.fail(SystemExit(code))
+
+
+def _running() -> Heartbeat | None:
+    beats = (getattr(thread, "heartbeat", None) for thread in threading.enumerate())
+    return next((found for found in beats if isinstance(found, Heartbeat)), None)
+
+
 def _may_be_of_another(error: BaseException | None) -> bool:
     """Return whether an error may say that another process has died."""
-    kinds = (jax.errors.JaxRuntimeError, TransportError)
-    while error is not None and not isinstance(error, kinds):
+    for _ in range(_MOST_CAUSES):
+        if isinstance(error, TransportError):
+            return True
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            return not any(word in str(error) for word in _OWN)
+        if error is None:
+            return False
         error = error.__cause__ or error.__context__
-    return error is not None
+    return False
+
+
+def _text_of(error: BaseException, process: int) -> str:
+    """Return what others are told of a failure."""
+    if isinstance(error, KeyboardInterrupt):
+        return f"process {process} was interrupted"
+    if isinstance(error, SystemExit):
+        return f"process {process} ended with exit code {_code_of(error)}"
+    text = str(error).split("\n", 1)[0][:_TEXT_CHARS]
+    return f"process {process} failed: {type(error).__name__}: {text}"
+
+
+def _code_of(error: BaseException) -> int:
+    """Return the exit code that Python gives."""
+    if isinstance(error, KeyboardInterrupt):
+        return getattr(error, "exit_code", INTERRUPTED)
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    return 1
 
 
 def _say(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(f"meshwise: {text}\n")
         sys.stderr.flush()
-
-
-def _exit_later(code: int) -> None:
-    time.sleep(_GRACE_S + 2)
-    _exit(code)
 
 
 def _exit(code: int) -> None:

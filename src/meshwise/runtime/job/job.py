@@ -157,11 +157,15 @@ class Job:
         waiting = nullcontext() if deadline is None else self._waiting(topic, other)
         with waiting:
             said = self._value(_key(turn, other), other, deadline)
+        if said is None and self._has_ended(other):
+            raise TransportError(
+                f"process {other} has ended, and process {self.process} waits for it at {topic}"
+            )
         if said is None:
             raise ClusterError(
                 f"process {other} of {self.num_processes} has not come to {topic}, where process "
                 f"{self.process} waits for it; every process must make the same calls of Meshwise "
-                "in the same order, and none may have failed"
+                "in the same order; or that process has failed"
             )
         found = json.loads(zlib.decompress(said))
         if found["topic"] != topic:

@@ -38,6 +38,8 @@ from meshwise.schedules.schedule import Schedule
 from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
 
+_INSTRUCTION_CHARS = 80
+
 
 class Step(NamedTuple):
     """An instruction that a process takes part in.
@@ -69,7 +71,8 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """Return it as text."""
         _, mesh, at, instruction = self.step
-        return f"in {self.label}, at instruction {at} of mesh {mesh} ({instruction})"
+        text = str(instruction)[:_INSTRUCTION_CHARS]
+        return f"in {self.label}, at instruction {at} of mesh {mesh} ({text})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,28 +227,32 @@ class PipelineStep:
         Args:
             at_commit: Called when the state is taken over.
         """
-        is_committed = False
         heartbeat = None if self.pipeline.job is None else self.pipeline.job.heartbeat
-        for step in self.pipeline.steps:
-            order, mesh, at, instruction = step
-            if heartbeat is not None:
-                heartbeat.at(Place(self.label, step))
-            if order >= self.pipeline.commit and not is_committed:
-                # What fails here is an earlier instruction.
-                jax.block_until_ready((self.buffers, self.travelling))
+        try:
+            is_committed = False
+            for step in self.pipeline.steps:
+                if heartbeat is not None:
+                    heartbeat.at(Place(self.label, step))
+                if step.order >= self.pipeline.commit and not is_committed:
+                    # What fails here is an earlier instruction.
+                    jax.block_until_ready((self.buffers, self.travelling))
+                    at_commit()
+                    is_committed = True
+                try:
+                    self.step(step.mesh, step.instruction)
+                except Exception as error:
+                    shown = around(self.pipeline.program.meshes[step.mesh], step.at)
+                    error.add_note(f"while mesh {step.mesh} ran instruction {step.at}:\n{shown}")
+                    raise
+            if not is_committed:
                 at_commit()
-                is_committed = True
-            try:
-                self.step(mesh, instruction)
-            except Exception as error:
-                shown = around(self.pipeline.program.meshes[mesh], at)
-                error.add_note(f"while mesh {mesh} ran instruction {at}:\n{shown}")
-                raise
-        if not is_committed:
-            at_commit()
+            results = self.results()
+        finally:
+            if heartbeat is not None:
+                heartbeat.at(None)
         if heartbeat is not None:
-            heartbeat.at(None)
-        return self.results()
+            heartbeat.dispatched(self.label, results)
+        return results
 
     def results(self) -> list[Array]:
         """Return what the step returns, when all instructions are done."""

@@ -25,6 +25,7 @@ from jax.sharding import SingleDeviceSharding
 
 from meshwise.errors import TransportError
 from meshwise.runtime.job.job import PATIENCE_S, Job
+from meshwise.runtime.job.pending import is_there
 from meshwise.runtime.transports.transport import Passage
 
 _WATCH_EVERY_S = 1.0
@@ -143,12 +144,12 @@ class SocketTransport:
         except TransportError as error:
             if self._failure is None:
                 self._failure = error
-                for connection in self._connections.values():
+                for connection in list(self._connections.values()):
                     connection._poison_connection()
         with self._lock:
             for peer in list(self._latest.keys() | self._watched.keys()):
                 waiting = self._watched.get(peer) or self._latest.pop(peer)
-                if _is_there(waiting.array):
+                if is_there(waiting.array):
                     self._watched.pop(peer, None)
                 elif now - waiting.since_s < self._patience_s:
                     self._watched[peer] = waiting
@@ -168,7 +169,7 @@ class SocketTransport:
         late = [
             (now - pull.since_s, peer, pull.label)
             for peer, pull in pulls.items()
-            if not _is_there(pull.array)
+            if not is_there(pull.array)
         ]
         if not late:
             return None
@@ -180,13 +181,6 @@ def _waiting(transport: ref[SocketTransport]) -> tuple[str, float] | None:
     """Return what a transport waits for, if it is still there."""
     found = transport()
     return None if found is None else found.waiting()
-
-
-def _is_there(array: Any) -> bool:
-    try:
-        return array.is_deleted() or array.is_ready()
-    except RuntimeError:  # It was donated in between.
-        return True
 
 
 def own_address(coordinator: str) -> str:
