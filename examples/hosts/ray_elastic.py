@@ -1,4 +1,4 @@
-"""A loop that goes on where hosts leave and come: Ray Train starts it again with those that are there.
+"""A loop that goes on where hosts leave and come: Ray Train starts it again with those it has.
 
 `python examples/hosts/ray_elastic.py --hosts 3 4 --folder /shared/run`: the GPT of `meshwise train`
 on three or four hosts, as many as the Ray cluster that RAY_ADDRESS names has.  All see the folder.
@@ -45,7 +45,8 @@ def train_loop(config: dict[str, Any]) -> list[float]:
             )
             how = ocp.checkpoint_utils.construct_restore_args(target)
             wanted = ocp.args.Composite(
-                state=ocp.args.PyTreeRestore(target, restore_args=how), losses=ocp.args.JsonRestore()
+                state=ocp.args.PyTreeRestore(target, restore_args=how),
+                losses=ocp.args.JsonRestore(),
             )
             found = manager.restore(newest, args=wanted)
             state, losses = found["state"], found["losses"]
