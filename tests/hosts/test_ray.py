@@ -72,7 +72,7 @@ def test_a_driver_has_handles_of_what_its_hosts_compute() -> None:
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["ray_saves", "ray_restarts"])
+@pytest.mark.parametrize("script", ["ray_saves", "ray_restarts", "ray_too_few"])
 def test_scripts_of_drivers(script: str, tmp_path: Path) -> None:
     with environment() as variables:
         assert "passed" in run(variables, "-m", f"hosts.{script}", str(tmp_path))

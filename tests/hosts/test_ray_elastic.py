@@ -118,6 +118,7 @@ def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
         (stopped,) = run.nodes.processes(2, "RayTrainWorker")
         os.kill(stopped, signal.SIGSTOP)
         assert run.until(4, other_than=first)[0] >= 6
+        assert stopped not in run.nodes.processes(2)
         losses = run.losses()
     assert losses == pytest.approx(losses_of_one_process(NUM_STEPS, dropout=0.1), rel=1e-5)
 
