@@ -21,7 +21,6 @@ from doubles.ray_jobs import EXAMPLES, RayNodes, environment, needs_ray, needs_t
 from hosts.test_ray import losses_of, losses_of_one_process
 from meshwise.errors import LaunchError
 
-NUM_STEPS = 60
 NUM_HOSTS = 4
 LIMIT_S = 540.0
 _DONE = re.compile(r"pid=(\d+).* done (\d+) loss \S+ hosts (\d+)")
@@ -65,14 +64,14 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def training(folder: Path, least: int) -> Iterator[Run]:
+def training(folder: Path, *, least: int, steps: int) -> Iterator[Run]:
     """Train on four hosts."""
     with environment() as variables, Testbed(hosts=NUM_HOSTS, rate="1gbit") as testbed:
         nodes = RayNodes(testbed, variables)
         for host in range(NUM_HOSTS):
             nodes.start(host)
         of_hosts = ["--hosts", str(least), str(NUM_HOSTS), "--devices-per-host=1"]
-        of_steps = [f"--steps={NUM_STEPS}", "--save-every=5", "--look-every=10"]
+        of_steps = [f"--steps={steps}", "--save-every=5", "--look-every=10"]
         process = testbed.start(
             0,
             [
@@ -99,28 +98,28 @@ def training(folder: Path, least: int) -> Iterator[Run]:
 @needs_testbed
 @pytest.mark.slow
 def test_a_node_dies_and_another_comes(tmp_path: Path) -> None:
-    with training(tmp_path, least=3) as run:
+    with training(tmp_path, least=3, steps=60) as run:
         run.until(4, steps=7)
         run.nodes.kill(3)
         assert run.until(3)[0] >= 6  # Steps up to the checkpoint are not done again.
         run.nodes.start(3)
         run.until(4)
         losses = run.losses()
-    assert losses == pytest.approx(losses_of_one_process(NUM_STEPS, dropout=0.1), rel=1e-5)
+    assert losses == pytest.approx(losses_of_one_process(60, dropout=0.1), rel=1e-5)
 
 
 @needs_ray
 @needs_testbed
 @pytest.mark.slow
 def test_a_process_that_stands_still_is_replaced(tmp_path: Path) -> None:
-    with training(tmp_path, least=4) as run:
+    with training(tmp_path, least=4, steps=12) as run:
         _, first = run.until(4, steps=7)
         (stopped,) = run.nodes.processes(2, "RayTrainWorker")
         os.kill(stopped, signal.SIGSTOP)
         assert run.until(4, other_than=first)[0] >= 6
         assert stopped not in run.nodes.processes(2)
         losses = run.losses()
-    assert losses == pytest.approx(losses_of_one_process(NUM_STEPS, dropout=0.1), rel=1e-5)
+    assert losses == pytest.approx(losses_of_one_process(12, dropout=0.1), rel=1e-5)
 
 
 @needs_ray
