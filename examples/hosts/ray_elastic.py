@@ -36,7 +36,7 @@ def train_loop(config: dict[str, Any]) -> list[float]:
     step = mw.parallelize(train_step_of(options))
     state = step.init(state_creator(options), jax.random.key(options.seed), batch(0))
     losses: list[float] = []
-    items = {"state": mw.checkpoint_handler(), "losses": ocp.JsonCheckpointHandler()}
+    items = {"state": mw.checkpoint_handler(), "history": ocp.JsonCheckpointHandler()}
     with ocp.CheckpointManager(config["folder"], item_handlers=items) as manager:
         newest = manager.latest_step()
         if newest is not None:
@@ -46,16 +46,16 @@ def train_loop(config: dict[str, Any]) -> list[float]:
             how = ocp.checkpoint_utils.construct_restore_args(target)
             wanted = ocp.args.Composite(
                 state=ocp.args.PyTreeRestore(target, restore_args=how),
-                losses=ocp.args.JsonRestore(),
+                history=ocp.args.JsonRestore(),
             )
             found = manager.restore(newest, args=wanted)
-            state, losses = found["state"], found["losses"]
+            state, losses = found["state"], found["history"]["losses"]
         for number in range(len(losses), config["steps"]):
             state, loss = step(state, batch(number))
             losses.append(float(loss))
             if (number + 1) % config["save_every"] == 0:
                 saved = ocp.args.Composite(
-                    state=ocp.args.PyTreeSave(state), losses=ocp.args.JsonSave(losses)
+                    state=ocp.args.PyTreeSave(state), history=ocp.args.JsonSave({"losses": losses})
                 )
                 manager.save(number + 1, args=saved)
             if jax.process_index() == 0:
