@@ -2,88 +2,47 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import pytest
-from evaluation.hosts.obstacle import obstacle
 from evaluation.hosts.testbed import Testbed
 
 import meshwise as mw
-from doubles.processes import TESTS
+from doubles.ray_jobs import (
+    EXAMPLES,
+    MARK,
+    RayNodes,
+    environment,
+    needs_ray,
+    needs_testbed,
+    processes_with,
+)
 from meshwise.errors import LaunchError
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
 from meshwise.train.corpus import load_corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import state_creator, train_step_of
 
-EXAMPLES = TESTS.parent / "examples" / "hosts"
-MARK = "MESHWISE_TEST_MARK"
 STEPS = 3
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="Ray is not installed: meshwise[ray]"
-)
-needs_testbed = pytest.mark.skipif(obstacle() is not None, reason=str(obstacle()))
-
-
-@contextmanager
-def environment() -> Iterator[dict[str, str]]:
-    """Give the variables of a Ray of its own; afterwards none of its processes is left."""
-    # Paths of Ray's sockets may have 107 characters.
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    mark = Path(folder).name
-    path = os.pathsep.join([str(TESTS), str(TESTS.parent), *filter(None, sys.path)])
-    own = {"PYTHONPATH": path, "RAY_TMPDIR": folder, MARK: mark, "JAX_PLATFORMS": "cpu"}
-    own |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
-    try:
-        yield {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | own
-        deadline = time.monotonic() + 30
-        while left := processes_with(mark):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
-    finally:
-        for pid in processes_with(mark):
-            os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def processes_with(mark: str, name: str = "") -> dict[int, str]:
-    """Return processes with a mark in their environment, and what they are."""
-    wanted = f"{MARK}={mark}".encode()
-    found: dict[int, str] = {}
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes():
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                if command and name in command:
-                    found[int(folder.name)] = command
-        except OSError:
-            continue
-    return found
 
 
 def losses_of(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", text, re.MULTILINE)]
 
 
-def losses_of_one_process() -> list[float]:
-    options = TrainOptions(out=Path("unused"))
+def losses_of_one_process(num_steps: int = STEPS, dropout: float = 0.0) -> list[float]:
+    options = TrainOptions(out=Path("unused"), dropout=dropout)
     corpus = load_corpus(None, seq=options.seq)
     state = jax.jit(state_creator(options))(jax.random.key(options.seed))
     step, losses = jax.jit(train_step_of(options)), []
-    for number in range(STEPS):
+    for number in range(num_steps):
         batch = corpus.batch_at(number, batch=options.batch, seq=options.seq, seed=options.seed)
         state, loss = step(state, batch)
         losses.append(float(loss))
@@ -113,7 +72,7 @@ def test_a_driver_has_handles_of_what_its_hosts_compute() -> None:
 
 @needs_ray
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["ray_saves", "ray_restarts"])
+@pytest.mark.parametrize("script", ["ray_saves", "ray_restarts", "ray_too_few"])
 def test_scripts_of_drivers(script: str, tmp_path: Path) -> None:
     with environment() as variables:
         assert "passed" in run(variables, "-m", f"hosts.{script}", str(tmp_path))
@@ -201,16 +160,13 @@ def test_nothing_is_left(end: str) -> None:
 def test_two_nodes_train_as_one_process(script: str, stages: list[str]) -> None:
     want = losses_of_one_process()
     with environment() as variables, Testbed(hosts=2) as testbed:
-        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"]
-        head = f"{testbed.address(0)}:6379"
-        of_head = ["--head", "--port=6379", "--include-dashboard=false"]
-        for host, told in enumerate([of_head, [f"--address={head}"]]):
-            address = f"--node-ip-address={testbed.address(host)}"
-            testbed.start(host, [*start, *told, address], variables, subprocess.DEVNULL)
+        nodes = RayNodes(testbed, variables)
+        for host in range(2):
+            nodes.start(host)
         printed = testbed.run(
             0,
             [sys.executable, str(EXAMPLES / f"{script}.py"), "--steps", str(STEPS), *stages],
-            {**variables, "RAY_ADDRESS": head},
+            {**variables, "RAY_ADDRESS": nodes.address},
             timeout_s=400,
         )
         assert losses_of(printed) == pytest.approx(want, rel=1e-5), printed

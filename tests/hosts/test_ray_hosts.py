@@ -239,3 +239,11 @@ def test_hosts_go_on_where_each_reads_for_itself(
     with pytest.raises(ClusterError if cause is None else ValueError):
         hosts._results([1, failed(cause)], is_of_each=is_of_each)
     assert bool(hosts._end_text) == has_ended
+
+
+def test_a_host_that_has_ended_is_named_though_another_one_fails_first() -> None:
+    hosts = hosts_of()
+    hosts._ray = FakeResults()
+    with pytest.raises(ClusterError, match="host 1 of 2 hosts of Ray has ended"):
+        hosts._results([failed(ValueError("connection closed")), failed(None)])
+    assert hosts._end_text

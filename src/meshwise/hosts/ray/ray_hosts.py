@@ -295,7 +295,9 @@ class RayHosts:
 
     def _raise(self, errors: dict[int, Exception], *, go_on: bool) -> NoReturn:
         """Raise the first error, and end the hosts where they have come apart."""
-        number, first = next(iter(errors.items()))
+        # One that has ended is why the others fail, whichever is heard first.
+        ended = [pair for pair in errors.items() if getattr(pair[1], "cause", None) is None]
+        number, first = (ended or list(errors.items()))[0]
         cause = getattr(first, "cause", None)
         if go_on and cause is not None:
             raise cause from first
