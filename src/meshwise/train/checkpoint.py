@@ -27,13 +27,14 @@ from meshwise.runtime.scalars import EveryProcess
 from meshwise.system.writable import probe_writable
 from meshwise.train.checksums import CHECKSUMS, damage_of, text_checksum
 from meshwise.train.history import History
+from meshwise.train.orbax_notes import set_notes_aside
 from meshwise.train.save_barrier import OtherProcessError, SaveBarrier
 from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
 
 _META_FILE = "metadata"
 _TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's suffix of what is not complete.
-_LINE_CHARS = 400
+_LINE_CHARS, _MOST_LINES = 400, 20
 
 # Is told of a checkpoint that was not taken: its step, where it is now, what is wrong with it.
 OnDamaged = Callable[[int, Path, str], None]
@@ -71,6 +72,10 @@ class Checkpoints:
         self._barrier = None if self._job is None else SaveBarrier(self._job)
         self._saving: int | None = None
         self._damaged: set[int] = set()
+        if self._job is None:
+            set_notes_aside(self._folder)
+        else:
+            self._job.from_first("the notes of checkpoints", self._sound_notes)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
@@ -88,6 +93,10 @@ class Checkpoints:
                 "meta": ocp.JsonCheckpointHandler(_META_FILE),
             },
         )
+
+    def _sound_notes(self) -> str:
+        set_notes_aside(self._folder)
+        return ""
 
     def __enter__(self) -> Self:
         """Return the checkpoints."""
@@ -290,10 +299,10 @@ class Checkpoints:
     def _check_identity(self, saved: dict[str, object], step: int) -> None:
         names = sorted(saved.keys() | self._identity.keys())
         other = [
-            f"  {name}: {saved.get(name)} there, {self._identity.get(name)} here"
+            f"  {name:.80}: {saved.get(name)!s:.200} there, {self._identity.get(name)} here"
             for name in names
             if saved.get(name) != self._identity.get(name)
-        ]
+        ][:_MOST_LINES]
         if other:
             raise CheckpointError(
                 f"the checkpoint of step {step} in {self._folder} is of another run:\n"
