@@ -9,6 +9,7 @@ swallows SIGTERM.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
@@ -37,6 +38,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _WRONG_USE = 2
 # A job that ends sooner may never begin; it is started again after 1, 2, 4, ... seconds.
 _QUICK_S = 5.0
+_LOOK_S = 1.0
 _MOST_WAIT_S = 30
 # What would lead JAX to another job than this one.
 _FOREIGN = ("JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
@@ -257,10 +259,13 @@ class _Watch:
     def run(self) -> JobEnd:
         """Return how the job ended, once it has."""
         while self._running:
+            left_s = self._seconds_left()
             try:
-                event = self._events.get(timeout=self._seconds_left())
+                # A signal that another thread gets is seen when this one next runs.
+                event = self._events.get(timeout=min(left_s, _LOOK_S))
             except queue.Empty:
-                self._kill(f"not ended after {self._grace_s:g} s")
+                if left_s <= _LOOK_S:
+                    self._kill(f"not ended after {self._grace_s:g} s")
                 continue
             if isinstance(event, _End):
                 del self._running[event.number]
@@ -292,8 +297,8 @@ class _Watch:
             is_stopped=self._is_stopped,
         )
 
-    def _seconds_left(self) -> float | None:
-        return None if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
+    def _seconds_left(self) -> float:
+        return math.inf if self._deadline is None else max(self._deadline - time.monotonic(), 0.0)
 
     def _stop(self, reason: str, number: int, exit_code: int) -> None:
         """Ask all processes to end, by a signal."""

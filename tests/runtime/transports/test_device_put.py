@@ -23,6 +23,10 @@ class FakeJob:
     transport: str | None = "device_put"
     other: str = ""
     process: int = 0
+    heartbeat: None = None
+
+    def check(self) -> None:
+        """Nothing ends this job."""
 
     def exchange(self, topic: str, text: str) -> list[str]:
         return [text, self.other]
