@@ -162,8 +162,8 @@ class Executable:
                 lost_before(donated)
             raise
         self.handover.remember(results)
-        if self.job is not None and self.job.heartbeat is not None:
-            self.job.heartbeat.dispatched("a step", results)
+        if self.job is not None and self.job.whereabouts is not None:
+            self.job.whereabouts.dispatched("a step", results)
         if self.every_process is not None:
             assert self.copier is not None
             return self.every_process.readable(results, self.copier)

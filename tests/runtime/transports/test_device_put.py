@@ -23,7 +23,7 @@ class FakeJob:
     transport: str | None = "device_put"
     other: str = ""
     process: int = 0
-    heartbeat: None = None
+    whereabouts: None = None
 
     def check(self) -> None:
         """Nothing ends this job."""

@@ -15,19 +15,18 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple
 
 import jax
 
 from meshwise.errors import ClusterError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
 from meshwise.runtime.job.beats import BEAT_S, LOST_S, SILENT_S, Beat, BeatState, Fault, Observer
-from meshwise.runtime.job.pending import is_there
+from meshwise.runtime.job.failures import exit_code_of, failure_text, may_be_of_another
+from meshwise.runtime.job.whereabouts import Whereabouts
 from meshwise.system.cause_file import write_cause
-from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
+from meshwise.system.exit_codes import START_AGAIN
 
 # The environment variable with another limit of silence, in seconds.
 SILENCE = "MESHWISE_SILENCE_S"
@@ -44,23 +43,7 @@ _LOOK_S = 0.5
 _SHARE_S = 1.0
 # How long the end of the process waits for the last beat.
 _JOIN_S = 3.0
-# A step takes long where it takes so many times as long as any before.
-_TIMES_LONGER = 3.0
-_TEXT_CHARS = 500
-_MOST_CAUSES = 20
-# What in an error of XLA's says that it is of this process.
-_OWN = ("RESOURCE_EXHAUSTED", "Out of memory", "INVALID_ARGUMENT")
 _OVER = f"{_ROOT}/over"
-
-# What a transport waits for, and for how many seconds; None where it waits for nothing.
-Wait = Callable[[], tuple[str, float] | None]
-
-
-class _Place(NamedTuple):
-    """What a process is at, and since when; its text is made when it is asked for."""
-
-    what: object
-    since_s: float
 
 
 class Heartbeat:
@@ -68,6 +51,7 @@ class Heartbeat:
 
     Attributes:
         fault: What ends the job; None as long as all is well.
+        whereabouts: What this process is at.
     """
 
     def __init__(self, store: KeyValueStore, process: int, num_processes: int) -> None:
@@ -79,14 +63,9 @@ class Heartbeat:
             num_processes: How many there are.
         """
         self.fault: Fault | None = None
+        self.whereabouts = Whereabouts()
         self._store, self._process, self._num_processes = store, process, num_processes
         self._observer = Observer(process)
-        # For each thread that is at something.
-        self._places: dict[int, _Place] = {}
-        # The last step that was dispatched, and one of its results.
-        self._flight: tuple[_Place, jax.Array] | None = None
-        self._longest_s = 0.0
-        self._waits: list[Wait] = []
         self._state: BeatState = "runs"
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -108,55 +87,6 @@ class Heartbeat:
         # After JAX's, so before it: at the end JAX waits for all others.
         atexit.register(self._leave)
         self._hear_of_exceptions()
-
-    def at(self, what: object) -> None:
-        """Note what this thread is at in a step.
-
-        Args:
-            what: Its `str` is the text, as "in step 3, instruction 5 of mesh 1"; None outside.
-        """
-        now_s = time.monotonic()
-        before = self._places.pop(threading.get_ident(), None)
-        if before is not None:
-            self._longest_s = max(self._longest_s, now_s - before.since_s)
-        if what is not None:
-            self._places[threading.get_ident()] = _Place(what, now_s)
-
-    def dispatched(self, what: str, results: Sequence[jax.Array]) -> None:
-        """Note that a step was dispatched, which its devices have yet to do.
-
-        Args:
-            what: The step.
-            results: Its results; the last one tells when it is done.
-        """
-        if results:
-            self._flight = _Place(what, time.monotonic()), results[-1]
-
-    @contextmanager
-    def waiting(self, what: object) -> Generator[None]:
-        """Note what this thread waits for, as long as a block runs.
-
-        Args:
-            what: As for `at`.
-        """
-        thread = threading.get_ident()
-        before = self._places.get(thread)
-        self._places[thread] = _Place(what, time.monotonic())
-        try:
-            yield
-        finally:
-            if before is None:
-                self._places.pop(thread, None)
-            else:
-                self._places[thread] = before
-
-    def watch(self, wait: Wait) -> None:
-        """Ask also for what is waited for behind the calls of Python.
-
-        Args:
-            wait: Says what it is; it is kept.
-        """
-        self._waits.append(wait)
 
     def check(self) -> None:
         """Raise what ends the job.
@@ -181,15 +111,15 @@ class Heartbeat:
         if self._is_leaving or self._stop.is_set():
             return
         self._is_leaving = True
-        is_own = not _may_be_of_another(error)
+        is_own = not may_be_of_another(error)
         if not is_own:
             if self._silent_s == SILENT_S:
                 self._silent_s = LOST_S
             self._await_fault(LOST_S + 2 * BEAT_S)
             is_own = self.fault is None
         if is_own:
-            self._found(Fault(process=self._process, text=_text_of(error, self._process)))
-        self._exit_code = _code_of(error) if is_own else START_AGAIN
+            self._found(Fault(process=self._process, text=failure_text(error, self._process)))
+        self._exit_code = exit_code_of(error) if is_own else START_AGAIN
         threading.Thread(target=self._exit_later, args=(is_own,), daemon=True).start()
 
     def _exit_later(self, is_own: bool) -> None:
@@ -212,39 +142,8 @@ class Heartbeat:
         sys.excepthook = hook
 
     def _text(self, fault: Fault) -> str:
-        here = self._place_text()
+        here = self.whereabouts.text()
         return f"{fault.text}{f'; process {self._process} was {here}' if here else ''}"
-
-    def _place_text(self) -> str:
-        try:
-            parts = [str(place.what) for place in list(self._places.values())]
-            flight = self._in_flight()
-            parts += [] if flight is None or parts else [f"in {flight.what}"]
-            parts += [f"waiting for {found[0]}" for wait in self._waits if (found := wait())]
-        except Exception as error:  # A text must not end the job.
-            return f"somewhere ({type(error).__name__})"
-        return ", ".join(parts)
-
-    def _in_flight(self) -> _Place | None:
-        """Return the last step, if its devices have not done it."""
-        if self._flight is None:
-            return None
-        place, result = self._flight
-        if not is_there(result):
-            return place
-        self._longest_s = max(self._longest_s, time.monotonic() - place.since_s)
-        self._flight = None
-        return None
-
-    def _waited_s(self) -> float:
-        """Return how long this process has waited for others; 0 where steps take as long."""
-        now_s = time.monotonic()
-        flight = self._in_flight()
-        times = [now_s - place.since_s for place in list(self._places.values())]
-        times += [] if flight is None else [now_s - flight.since_s]
-        times += [found[1] for wait in self._waits if (found := wait())]
-        longest_s = max(times, default=0.0)
-        return longest_s if longest_s > _TIMES_LONGER * self._longest_s else 0.0
 
     def _found(self, fault: Fault) -> None:
         """Keep the first cause, in the store, if that answers, and here."""
@@ -289,8 +188,8 @@ class Heartbeat:
         beat = Beat(
             number=self._number,
             state=self._state,
-            place=self._place_text(),
-            waits_s=self._waited_s(),
+            place=self.whereabouts.text(),
+            waits_s=self.whereabouts.waited_s(),
         )
         key = f"{_ROOT}/beat/{self._process}"
         self._store.key_value_set_bytes(key, beat.to_bytes(), allow_overwrite=True)
@@ -360,13 +259,13 @@ class Heartbeat:
         if os.getpid() != self._pid or self._stop.is_set():
             return
         if not self._is_leaving:
-            self._places.clear()
-            self._flight = None
+            self.whereabouts.clear()
             self._state = "ended"
             while not self._stop.is_set() and self.fault is None and not self._are_all_over():
                 time.sleep(BEAT_S)
-        if self.fault is not None and self._exit_code != 1:
-            time.sleep(_STORE_GRACE_S + BEAT_S)  # JAX would wait for those that are gone.
+        if self.fault is not None:
+            # The exit comes before; JAX would wait for those that are gone.
+            time.sleep(_STORE_GRACE_S + BEAT_S)
         self._stop.set()
         self._beater.join(_JOIN_S)
 
@@ -437,38 +336,6 @@ def tell_exit(code: object) -> None:
 def _running() -> Heartbeat | None:
     beats = (getattr(thread, "heartbeat", None) for thread in threading.enumerate())
     return next((found for found in beats if isinstance(found, Heartbeat)), None)
-
-
-def _may_be_of_another(error: BaseException | None) -> bool:
-    """Return whether an error may say that another process has died."""
-    for _ in range(_MOST_CAUSES):
-        if isinstance(error, TransportError):
-            return True
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            return not any(word in str(error) for word in _OWN)
-        if error is None:
-            return False
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _text_of(error: BaseException, process: int) -> str:
-    """Return what others are told of a failure."""
-    if isinstance(error, KeyboardInterrupt):
-        return f"process {process} was interrupted"
-    if isinstance(error, SystemExit):
-        return f"process {process} ended with exit code {_code_of(error)}"
-    text = str(error).split("\n", 1)[0][:_TEXT_CHARS]
-    return f"process {process} failed: {type(error).__name__}: {text}"
-
-
-def _code_of(error: BaseException) -> int:
-    """Return the exit code that Python gives."""
-    if isinstance(error, KeyboardInterrupt):
-        return getattr(error, "exit_code", INTERRUPTED)
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    return 1
 
 
 def _say(text: str) -> None:

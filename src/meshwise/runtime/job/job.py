@@ -20,6 +20,7 @@ import jax
 from meshwise.errors import ClusterError, MeshwiseError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
 from meshwise.runtime.job.heartbeat import Heartbeat, heartbeat_of
+from meshwise.runtime.job.whereabouts import Whereabouts
 
 # How arrays get from process to process.
 TransportName: TypeAlias = Literal["sockets", "device_put"]
@@ -176,6 +177,11 @@ class Job:
             )
         return found["text"]
 
+    @property
+    def whereabouts(self) -> Whereabouts | None:
+        """What this process is at; None where nobody asks."""
+        return None if self.heartbeat is None else self.heartbeat.whereabouts
+
     def check(self) -> None:
         """Raise what ends the job.
 
@@ -195,9 +201,9 @@ class Job:
             self.heartbeat.fail(error)
 
     def _waiting(self, what: str, process: int) -> AbstractContextManager[None]:
-        if self.heartbeat is None:
+        if self.whereabouts is None:
             return nullcontext()
-        return self.heartbeat.waiting(f"at {what}, waiting for process {process}")
+        return self.whereabouts.waiting(f"at {what}, waiting for process {process}")
 
     def _has_ended(self, process: int) -> bool:
         return self.heartbeat is not None and self.heartbeat.has_ended(process)

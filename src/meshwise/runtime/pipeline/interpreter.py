@@ -227,12 +227,12 @@ class PipelineStep:
         Args:
             at_commit: Called when the state is taken over.
         """
-        heartbeat = None if self.pipeline.job is None else self.pipeline.job.heartbeat
+        whereabouts = None if self.pipeline.job is None else self.pipeline.job.whereabouts
         try:
             is_committed = False
             for step in self.pipeline.steps:
-                if heartbeat is not None:
-                    heartbeat.at(Place(self.label, step))
+                if whereabouts is not None:
+                    whereabouts.at(Place(self.label, step))
                 if step.order >= self.pipeline.commit and not is_committed:
                     # What fails here is an earlier instruction.
                     jax.block_until_ready((self.buffers, self.travelling))
@@ -248,10 +248,10 @@ class PipelineStep:
                 at_commit()
             results = self.results()
         finally:
-            if heartbeat is not None:
-                heartbeat.at(None)
-        if heartbeat is not None:
-            heartbeat.dispatched(self.label, results)
+            if whereabouts is not None:
+                whereabouts.at(None)
+        if whereabouts is not None:
+            whereabouts.dispatched(self.label, results)
         return results
 
     def results(self) -> list[Array]:

@@ -67,8 +67,8 @@ class SocketTransport:
         self._failure: TransportError | None = None
         self._lock = threading.Lock()
         _start_watch(ref(self), (self._servers, self._connections), patience_s)
-        if job.heartbeat is not None:
-            job.heartbeat.watch(partial(_waiting, ref(self)))
+        if job.whereabouts is not None:
+            job.whereabouts.watch(partial(_waiting, ref(self)))
 
     @property
     def process(self) -> int:
