@@ -115,15 +115,16 @@ def _outcome(testbed: Testbed, folder: Path, what: str, act: _Act) -> HostOutcom
     def read(number: int) -> None:
         printed = processes[number].stdout
         assert printed is not None
-        for line in printed:
-            if number == 0 and line.startswith("loss "):
-                _, step, loss = line.split()
-                losses[int(step)] = loss
-                times.append(time.monotonic())
-                if int(step) == _BEFORE:
-                    at_fault.set()
-            elif number == 0 and line.startswith("meshwise: "):
-                said.append(line.removeprefix("meshwise: ").strip())
+        with printed:
+            for line in printed:
+                if number == 0 and line.startswith("loss "):
+                    _, step, loss = line.split()
+                    losses[int(step)] = loss
+                    times.append(time.monotonic())
+                    if int(step) == _BEFORE:
+                        at_fault.set()
+                elif number == 0 and line.startswith("meshwise: "):
+                    said.append(line.removeprefix("meshwise: ").strip())
         at_fault.set()
 
     readers = [threading.Thread(target=read, args=(n,), daemon=True) for n in range(2)]
@@ -136,6 +137,10 @@ def _outcome(testbed: Testbed, folder: Path, what: str, act: _Act) -> HostOutcom
     end_s = time.monotonic() - begin_s
     _wait(processes[1], 15.0)
     codes = tuple(process.poll() for process in processes)
+    for process, reader in zip(processes, readers, strict=True):
+        process.kill()
+        process.wait()
+        reader.join()
     marks = [begin_s, *(at_s for at_s in times if at_s > begin_s)]
     gaps = [after - before for before, after in itertools.pairwise(marks)]
     if codes[0]:
