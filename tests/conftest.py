@@ -29,11 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     And collect garbage rarely: a trace makes far more objects than the usual 700, nearly all stay
     until its end, and to walk all that JAX keeps of earlier tests took a tenth of the time.
 
-    A shell that starts tests in the background has them ignore Ctrl-C; what they start must not.
+    A shell that starts tests in the background has them ignore Ctrl-C, and `nohup` SIGHUP; what
+    they start must not.
     """
     del config
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.set_threshold(20_000, 20, 10)
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(user_cache() / "tests")
     kept = {
