@@ -31,15 +31,14 @@ class HostOutcome:
     Attributes:
         what: What was done to the second host.
         codes: The exit codes of the processes; None for one that had to be killed.
-        end_s: Seconds from the fault until the first host's process had ended.
-        gap_s: The longest time between two steps after the fault, in seconds.
+        gap_s: The longest time between two steps after the fault, or until the process of the first
+            host had ended, in seconds.
         losses: The losses that process 0 said, by step.
         said: What process 0 said of the fault.
     """
 
     what: str
     codes: tuple[int | None, ...]
-    end_s: float
     gap_s: float
     losses: dict[int, str]
     said: str
@@ -134,7 +133,7 @@ def _outcome(testbed: Testbed, folder: Path, what: str, act: _Act) -> HostOutcom
     begin_s = time.monotonic()
     threading.Thread(target=act, args=(testbed, processes[1]), daemon=True).start()
     _wait(processes[0], _LIMIT_S)
-    end_s = time.monotonic() - begin_s
+    end_s = time.monotonic()
     _wait(processes[1], 15.0)
     codes = tuple(process.poll() for process in processes)
     for process, reader in zip(processes, readers, strict=True):
@@ -144,11 +143,10 @@ def _outcome(testbed: Testbed, folder: Path, what: str, act: _Act) -> HostOutcom
     marks = [begin_s, *(at_s for at_s in times if at_s > begin_s)]
     gaps = [after - before for before, after in itertools.pairwise(marks)]
     if codes[0]:
-        gaps.append(begin_s + end_s - marks[-1])
+        gaps.append(end_s - marks[-1])
     return HostOutcome(
         what=what,
         codes=codes,
-        end_s=end_s,
         gap_s=max(gaps, default=0.0),
         losses=losses,
         said="; ".join(said),

@@ -49,6 +49,7 @@ def test_a_process_that_stands_still_is_found(tmp_path: Path, undisturbed: Outco
     assert f"[launch] host 0 ended with exit code {START_AGAIN}" in outcome.text
 
 
+@pytest.mark.slow
 def test_what_fails_in_one_process_ends_all_with_its_text(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:

@@ -10,7 +10,6 @@ with three threads for two devices, and not with four.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from meshwise.system.cores import usable_cores
 
@@ -29,16 +28,6 @@ def threads_needed(num_devices: int) -> int:
     return _PER_DEVICE * num_devices
 
 
-def threads_told(environment: Mapping[str, str]) -> int:
-    """Return how many threads a process has.
-
-    Args:
-        environment: Its environment variables.
-    """
-    told = environment.get(NUM_THREADS, "")
-    return int(told) if told.isdigit() else usable_cores()
-
-
 def thread_variables(num_devices: int, num_cores: int | None = None) -> dict[str, str]:
     """Return the environment variable for a process that is started.
 
@@ -52,4 +41,5 @@ def thread_variables(num_devices: int, num_cores: int | None = None) -> dict[str
 
 def own_threads() -> int:
     """Return how many threads XLA:CPU has in this process."""
-    return threads_told(os.environ)
+    told = os.environ.get(NUM_THREADS, "")
+    return int(told) if told.isdigit() else usable_cores()

@@ -54,17 +54,16 @@ class Heartbeat:
         whereabouts: What this process is at.
     """
 
-    def __init__(self, store: KeyValueStore, process: int, num_processes: int) -> None:
+    def __init__(self, store: KeyValueStore, process: int) -> None:
         """Nothing beats yet.
 
         Args:
             store: What the processes share.
             process: The number of this process.
-            num_processes: How many there are.
         """
         self.fault: Fault | None = None
         self.whereabouts = Whereabouts()
-        self._store, self._process, self._num_processes = store, process, num_processes
+        self._store, self._process = store, process
         self._observer = Observer(process)
         self._state: BeatState = "runs"
         self._stop = threading.Event()
@@ -285,20 +284,17 @@ class Heartbeat:
         return True
 
 
-def heartbeat_of(store: KeyValueStore, process: int, num_processes: int) -> Heartbeat:
+def heartbeat_of(store: KeyValueStore, process: int) -> Heartbeat:
     """Return the heartbeat of this process, which begins with the first call.
 
     Args:
         store: What the processes of the job share.
         process: The number of this process.
-        num_processes: How many there are.
     """
-    for thread in threading.enumerate():
-        found = getattr(thread, "heartbeat", None)
-        if isinstance(found, Heartbeat) and found._store is store:
-            return found
-    found = Heartbeat(store, process, num_processes)
-    found.start()
+    found = next((beat for beat in _running() if beat._store is store), None)
+    if found is None:
+        found = Heartbeat(store, process)
+        found.start()
     return found
 
 
@@ -328,14 +324,15 @@ def tell_exit(code: object) -> None:
     Args:
         code: What `sys.exit` was called with.
     """
-    found = _running()
-    if found is not None and code not in (None, 0):
-        found.fail(SystemExit(code))
+    if code not in (None, 0):
+        for found in _running():
+            found.fail(SystemExit(code))
 
 
-def _running() -> Heartbeat | None:
-    beats = (getattr(thread, "heartbeat", None) for thread in threading.enumerate())
-    return next((found for found in beats if isinstance(found, Heartbeat)), None)
+def _running() -> list[Heartbeat]:
+    """Return the heartbeats of this process; more than one where a job was left for another."""
+    beats = [getattr(thread, "heartbeat", None) for thread in threading.enumerate()]
+    return [found for found in beats if isinstance(found, Heartbeat)]
 
 
 def _say(text: str) -> None:

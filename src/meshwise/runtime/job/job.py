@@ -240,7 +240,7 @@ def current_job() -> Job | None:
         num_processes=state.num_processes,
         store=state.store,
         coordinator=state.coordinator,
-        heartbeat=heartbeat_of(state.store, state.process, state.num_processes),
+        heartbeat=heartbeat_of(state.store, state.process),
     )
 
 
