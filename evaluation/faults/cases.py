@@ -9,9 +9,11 @@ from dataclasses import dataclass
 
 from evaluation.faults.faults import (
     COMPILE,
+    CUT,
     INIT,
     INSTRUCTION,
     KILL,
+    PART,
     PAUSE,
     PLAN,
     RAISE,
@@ -31,7 +33,9 @@ _DISTURBED = 4
 # Steps of a drawn run between two faults that end the job, at least.
 _APART = 3
 _PER_JOB = 10
-_ENDING = (KILL, STOP, RAISE, TERM)
+_ENDING = (KILL, STOP, RAISE, TERM, PART)
+_ON_ONE_MACHINE = (KILL, KILL, KILL, STOP, RAISE, TERM, SLOW, PAUSE)
+_ON_HOSTS = (*_ON_ONE_MACHINE, CUT, CUT, PART)
 # Shares of drawn faults.
 _AT_INSTRUCTION = 0.7
 _AT_START = 0.3
@@ -97,13 +101,14 @@ def every_case(seen: Mapping[int, str]) -> list[Case]:
     return found
 
 
-def drawn_cases(num_faults: int, seed: int, seen: Mapping[int, str]) -> list[Case]:
+def drawn_cases(num_faults: int, seed: int, seen: Mapping[int, str], *, hosts: bool) -> list[Case]:
     """Return jobs with random faults, ten a job.
 
     Args:
         num_faults: Faults in all.
         seed: Which are drawn.
         seen: As for `every_case`.
+        hosts: Whether each process has a host with a link, which may be cut.
     """
     rng = random.Random(seed)
     found: list[Case] = []
@@ -112,7 +117,7 @@ def drawn_cases(num_faults: int, seed: int, seen: Mapping[int, str]) -> list[Cas
         faults: list[Fault] = []
         for _ in range(min(_PER_JOB, num_faults)):
             process = rng.randrange(_NUM_PROCESSES)
-            what = rng.choice([*_ENDING, KILL, KILL, SLOW, PAUSE])
+            what = rng.choice(_ON_HOSTS if hosts else _ON_ONE_MACHINE)
             # What ends the job comes after what only holds it up.
             first = _APART if what in _ENDING else 1
             place, number = STEP, rng.randrange(first, first + 2)

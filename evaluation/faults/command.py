@@ -11,7 +11,14 @@ import click
 
 from evaluation.faults.cases import NUM_STEPS, Case, drawn_cases, every_case
 from evaluation.faults.network import HEAD, HostOutcome, host_outcomes
-from evaluation.faults.outcome import Outcome, run_with_faults
+from evaluation.faults.outcome import (
+    DELAY_S,
+    LOSS,
+    Outcome,
+    on_this_machine,
+    on_two_hosts,
+    run_with_faults,
+)
 from evaluation.hosts.iproute import TestbedError
 from evaluation.hosts.obstacle import obstacle
 from evaluation.machine import this_machine
@@ -30,6 +37,9 @@ Examples:
       Fifty random faults, ten a job.
 \b
   python -m evaluation faults --hosts
+      The same on two hosts of this machine, whose links lose and delay packets.
+\b
+  python -m evaluation faults --links
       Cut the link between two hosts of this machine, kill and stop a process.
 """
 
@@ -46,7 +56,12 @@ _MORE_BYTES = 2 * MIB
 @click.option(
     "--hosts",
     is_flag=True,
-    help="Two hosts of this machine that no launcher watches, and their link; it needs root.",
+    help="On two hosts of this machine with poor links; it needs root.",
+)
+@click.option(
+    "--links",
+    is_flag=True,
+    help="Two hosts of this machine that nobody watches, and their link; it needs root.",
 )
 @click.option(
     "--page",
@@ -56,21 +71,24 @@ _MORE_BYTES = 2 * MIB
     show_default=True,
     help="File for the table.",
 )
-def faults(drawn: int | None, seed: int, every: int, hosts: bool, file: Path) -> None:
+def faults(drawn: int | None, seed: int, every: int, hosts: bool, links: bool, file: Path) -> None:
     """Kill, stop and slow processes of jobs of two processes, and compare what they compute.
 
-    The jobs run under `meshwise launch --max-restarts`. The losses of every one must be those of a
+    The jobs run under `meshwise launch --max-restarts`, or on hosts whose processes are started
+    again as a cluster's queue does it. The losses of every one must be those of a
     job without faults, bit for bit.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     check_writable(file)
-    if hosts:
-        options, title, about, table, is_well = "--hosts", *_on_hosts()
-    elif drawn is None:
-        options, title, about, table, is_well = f"--every {every}", *_launched(every=every)
+    if (hosts or links) and (reason := obstacle()) is not None:
+        raise click.ClickException(reason)
+    if links:
+        options, page = "--links", _unwatched()
     else:
-        told = f"--drawn {drawn} --seed {seed}"
-        options, title, about, table, is_well = told, *_launched(drawn=drawn, seed=seed)
+        options = f"--every {every}" if drawn is None else f"--drawn {drawn} --seed {seed}"
+        options += " --hosts" if hosts else ""
+        page = _restarted(every=every, drawn=drawn, seed=seed, hosts=hosts)
+    title, about, table, is_well = page
     lines = [
         f"# {title}",
         "",
@@ -92,11 +110,8 @@ def faults(drawn: int | None, seed: int, every: int, hosts: bool, file: Path) ->
 _Page = tuple[str, str, list[str], bool]
 
 
-def _on_hosts() -> _Page:
-    """Disturb two hosts that no launcher watches."""
-    reason = obstacle()
-    if reason is not None:
-        raise click.ClickException(reason)
+def _unwatched() -> _Page:
+    """Disturb two hosts that nobody watches."""
     outcomes: list[HostOutcome] = []
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -115,23 +130,30 @@ def _on_hosts() -> _Page:
         f"which nothing happens, bit for bit: {'yes' if is_well else 'NO'}. Exit code "
         f"{START_AGAIN} says that the job can be started again."
     )
-    return "Faults of hosts", about, [*HEAD, *(each.row() for each in outcomes)], is_well
+    return "Faults of links", about, [*HEAD, *(each.row() for each in outcomes)], is_well
 
 
-def _launched(*, every: int = 1, drawn: int | None = None, seed: int = 0) -> _Page:
+def _restarted(*, every: int, drawn: int | None, seed: int, hosts: bool) -> _Page:
     """Disturb jobs that are started again."""
-    about = (
-        "Two processes of this machine with a device each train a small net with dropout under "
-        "`meshwise launch --max-restarts`, in two stages or on one mesh, with a checkpoint every "
-        "two steps. A job survives if all its steps have the losses of a job without faults, bit "
-        "for bit, and no process is left."
+    where = (
+        f"on two hosts of this machine (network namespaces), whose links lose {LOSS:.1%} of the "
+        f"packets and delay each way by {DELAY_S * 1e3:g} ms; a loop starts them again, as Slurm's "
+        "queue does,"
+        if hosts
+        else "of this machine under `meshwise launch --max-restarts`"
     )
+    about = (
+        f"Two processes with a device each train a small net with dropout {where} in two stages "
+        "or on one mesh, with a checkpoint every two steps. A job survives if all its steps have "
+        "the losses of a job without faults, bit for bit, and no process is left."
+    )
+    starter = on_two_hosts if hosts else on_this_machine
     with tempfile.TemporaryDirectory() as folder:
         whole = _whole(Path(folder, "whole"), NUM_STEPS)
         if drawn is None:
             cases = every_case(whole[2].seen)[::every]
         else:
-            cases = drawn_cases(drawn, seed, whole[2].seen)
+            cases = drawn_cases(drawn, seed, whole[2].seen, hosts=hosts)
         steps = NUM_STEPS
         if drawn is not None:
             # Each start does five steps before its fault at most.
@@ -139,14 +161,16 @@ def _launched(*, every: int = 1, drawn: int | None = None, seed: int = 0) -> _Pa
             whole = _whole(Path(folder, "long"), steps)
         results: list[tuple[Case, Outcome, list[str]]] = []
         for number, case in enumerate(cases):
-            outcome = run_with_faults(Path(folder, str(number)), case.stages, steps, case.faults)
+            own = Path(folder, str(number))
+            outcome = run_with_faults(own, case.stages, steps, case.faults, starter=starter)
             wrong = _wrong(outcome, whole[case.stages], steps)
             results.append((case, outcome, wrong))
             told = " ".join(fault.text() for fault in case.faults)
             click.echo(f"{number + 1}/{len(cases)} {case.kind} {told}: {wrong or 'survived'}")
             if wrong:
                 click.echo(outcome.text)
-    return "Faults", about, _table(results), not any(wrong for _, _, wrong in results)
+    title = "Faults of two hosts" if hosts else "Faults"
+    return title, about, _table(results), not any(wrong for _, _, wrong in results)
 
 
 def _whole(folder: Path, num_steps: int) -> dict[int, Outcome]:

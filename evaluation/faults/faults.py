@@ -19,6 +19,9 @@ from meshwise.train.checkpoint import Checkpoints
 
 # What is done to the process.
 KILL, STOP, RAISE, SLOW, TERM, PAUSE = "kill", "stop", "raise", "slow", "term", "pause"
+# What is done to the link of its host, by whoever reads what the process says: it is cut for
+# `CUT_S`, or until the job is started again.
+CUT, PART = "cut", "part"
 # Where: before so many instructions, after so many steps, in so many calls of the others.
 INSTRUCTION, STEP, INIT, PLAN, COMPILE, SAVE, RESTORE = (
     "instruction",
@@ -30,7 +33,7 @@ INSTRUCTION, STEP, INIT, PLAN, COMPILE, SAVE, RESTORE = (
     "restore",
 )
 PLACES: tuple[str, ...] = (INSTRUCTION, STEP, INIT, PLAN, COMPILE, SAVE, RESTORE)
-SLOW_S, PAUSE_S = 3.0, 5.0
+SLOW_S, PAUSE_S, CUT_S = 3.0, 5.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +146,7 @@ def _do(what: str) -> None:
         os.kill(own, signal.SIGSTOP)
     elif what == RAISE:
         raise ValueError("what a user did wrong")
-    else:
+    elif what not in (CUT, PART):
         raise AssertionError(what)
 
 

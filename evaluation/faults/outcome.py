@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from evaluation.faults.faults import Fault
 
+# What a poor link loses, and the delay of a way between two hosts.
+LOSS, DELAY_S = 0.005, 0.004
 _LIMIT_S = 300.0
 _LOSS = re.compile(r"\[host 0\] loss (\d+) (\S+)")
 _FAULT = re.compile(r"\[host \d+\] fault ")
@@ -69,8 +71,33 @@ class Outcome:
         return max(found, 0)
 
 
+def on_this_machine(restarts: int, *, num_processes: int = 2) -> list[str]:
+    """Return what starts a job of processes of this machine, before its module and arguments.
+
+    Args:
+        restarts: How often it may be started again.
+        num_processes: How many processes, with a device each.
+    """
+    counts = ["--hosts", str(num_processes), "--max-restarts", str(restarts)]
+    return ["meshwise", "launch", *counts, "-m"]
+
+
+def on_two_hosts(restarts: int) -> list[str]:
+    """Return likewise what starts a job on two hosts whose links are poor.
+
+    Args:
+        restarts: How often it may be started again.
+    """
+    return ["evaluation.faults.requeue", str(restarts), str(LOSS), str(DELAY_S)]
+
+
 def run_with_faults(
-    folder: Path, stages: int, num_steps: int, faults: Sequence[Fault], *, num_hosts: int = 2
+    folder: Path,
+    stages: int,
+    num_steps: int,
+    faults: Sequence[Fault],
+    *,
+    starter: Callable[[int], Sequence[str]] = on_this_machine,
 ) -> Outcome:
     """Run a job to its end.
 
@@ -79,12 +106,11 @@ def run_with_faults(
         stages: How many; 0 for one mesh over all processes.
         num_steps: Steps in all.
         faults: What goes wrong.
-        num_hosts: How many processes, with a device each.
+        starter: What starts the job, given how often it may be started again.
     """
     arguments = [str(folder), str(stages), str(num_steps), *(fault.text() for fault in faults)]
     restarts = 1 + max((fault.attempt for fault in faults), default=-1)
-    launcher = ["meshwise", "launch", "--hosts", str(num_hosts), "--max-restarts", str(restarts)]
-    command = [sys.executable, "-m", *launcher, "-m", "evaluation.faults.survivor", *arguments]
+    command = [sys.executable, "-m", *starter(restarts), "evaluation.faults.survivor", *arguments]
     path = os.pathsep.join([str(Path.cwd()), *filter(None, sys.path)])
     lines: list[tuple[float, str]] = []
     held: list[tuple[int, int]] = []

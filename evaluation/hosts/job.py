@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from evaluation.hosts.testbed import Testbed
 from meshwise.hosts.member import JobMember
@@ -56,7 +57,10 @@ def run_on_hosts(
 
 
 def start_on_hosts(
-    testbed: Testbed, devices_per_host: int, arguments: Sequence[str]
+    testbed: Testbed,
+    devices_per_host: int,
+    arguments: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> list[subprocess.Popen[str]]:
     """Start a module with a process on each host of a testbed; nobody watches them.
 
@@ -64,6 +68,7 @@ def start_on_hosts(
         testbed: The hosts.
         devices_per_host: Virtual CPU devices of each.
         arguments: What follows `python`'s `-m`: the name of the module, and its arguments.
+        variables: More of the environment of each.
 
     Returns:
         The processes; what they print comes through pipes.
@@ -78,6 +83,7 @@ def start_on_hosts(
         )
         environment = {
             **os.environ,
+            **variables,
             **member.variables(),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices_per_host),

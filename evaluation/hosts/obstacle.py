@@ -10,14 +10,11 @@ from contextlib import suppress
 from evaluation.hosts.iproute import TestbedError, iproute
 from evaluation.hosts.owner import prefix
 
-_PROBES = {"tbf": ("rate", "1mbit", "burst", "10kb", "latency", "50ms"), "netem": ("delay", "1ms")}
+_PROBE = ("tbf", "rate", "1mbit", "burst", "10kb", "latency", "50ms")
 
 
-def obstacle(*, delay: bool = False) -> str | None:
+def obstacle() -> str | None:
     """Return why no testbed can be built here, as the reason of a skipped test.
-
-    Args:
-        delay: Whether the links shall have a delay, which needs the kernel's module `sch_netem`.
 
     Returns:
         The reason; None if a testbed can be built.
@@ -31,9 +28,7 @@ def obstacle(*, delay: bool = False) -> str | None:
     name = prefix(0) + "probe"
     try:
         iproute("ip", "netns", "add", name)
-        for qdisc in ("tbf", "netem") if delay else ("tbf",):
-            command = ("tc", "-netns", name, "qdisc", "replace", "dev", "lo", "root", qdisc)
-            iproute(*command, *_PROBES[qdisc])
+        iproute("tc", "-netns", name, "qdisc", "replace", "dev", "lo", "root", *_PROBE)
     except TestbedError as error:
         return f"a testbed of hosts cannot be built: {error}"
     finally:

@@ -1,8 +1,9 @@
 """Hosts on one machine: network namespaces, joined by links of a set rate.
 
 A host is a namespace with one interface `eth0`; a switch is a namespace with a bridge; each link is
-a pair of interfaces with a token bucket at both ends. The machine's own network has no part in it,
-so all testbeds use the same addresses.
+a pair of interfaces with a token bucket at both ends. Links that lose or delay what they carry are
+made by a program of their own (`poor_links`). The machine's own network has no part in it, so all
+testbeds use the same addresses.
 
 The hosts take what congestion control the machine has. With a namespace's default (here bbr), two
 plain streams over one link get 200 and 198 of 400 Mbit/s, and 64 KiB beside a large stream take
@@ -18,6 +19,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -58,6 +60,7 @@ class Testbed:
         rate: str | Sequence[str] = "400mbit",
         delay_s: float = 0.0,
         jitter_s: float = 0.0,
+        loss: float = 0.0,
     ) -> None:
         """Describe the hosts.
 
@@ -65,8 +68,9 @@ class Testbed:
             hosts: How many; at most 250.
             rate: What each link carries in each direction at once, as "400mbit" or "1gbit"; a
                 sequence has one rate for each host.
-            delay_s: What is added to the way from a host to the switch, and so to each way.
+            delay_s: What is added to each way between two hosts, half of it on each link.
             jitter_s: By how much the delay varies; packets may overtake each other.
+            loss: Share of the packets that each link loses.
 
         Raises:
             TestbedError: a value makes no sense.
@@ -78,9 +82,12 @@ class Testbed:
             raise TestbedError(f"{hosts} hosts need as many rates, not {len(self.rates)}")
         if delay_s < 0 or jitter_s < 0 or (jitter_s and not delay_s):
             raise TestbedError(f"a jitter of {jitter_s} s does not go with a delay of {delay_s} s")
+        if not 0 <= loss < 1:
+            raise TestbedError(f"a link loses a share of 0 to 1 of its packets, not {loss}")
         self.links_bytes_per_s = tuple(map(_bytes_per_s, self.rates))
         self.delay_s = delay_s
         self.jitter_s = jitter_s
+        self.loss = loss
         self.num_hosts = hosts
         self._prefix = prefix(next(_SERIALS))
         self._pid = os.getpid()
@@ -231,13 +238,18 @@ class Testbed:
         switch = f"{self._prefix}switch"
         iproute("ip", "netns", "add", switch)
         batch("ip", switch, [f"link add name bridge0 mtu {_MTU_BYTES} up type bridge"])
-        for host in range(self.num_hosts):
-            name = self.namespace(host)
+        names = [self.namespace(host) for host in range(self.num_hosts)]
+        for host, name in enumerate(names):
             self._write_files(host)
             iproute("ip", "netns", "add", name)
-            pair = f"link add port{host} type veth peer name eth0 netns {name}"
-            up = f"link set port{host} mtu {_MTU_BYTES} master bridge0 up"
-            batch("ip", switch, [pair, up])
+        if self.loss or self.delay_s:
+            self._make_poor_links()
+        else:
+            for host, name in enumerate(names):
+                pair = f"link add port{host} type veth peer name eth0 netns {name}"
+                batch("ip", switch, [pair])
+        for host, name in enumerate(names):
+            batch("ip", switch, [f"link set port{host} mtu {_MTU_BYTES} master bridge0 up"])
             own = [
                 "link set lo up",
                 f"link set eth0 mtu {_MTU_BYTES} up",
@@ -246,18 +258,31 @@ class Testbed:
             batch("ip", name, own)
             bucket = _bucket(self.rates[host], self.links_bytes_per_s[host])
             batch("tc", switch, [f"qdisc add dev port{host} root {bucket}"])
-            batch("tc", name, self._own_queues(host, bucket))
+            batch("tc", name, [f"qdisc add dev eth0 root {bucket}"])
 
-    def _own_queues(self, host: int, bucket: str) -> list[str]:
-        if not self.delay_s:
-            return [f"qdisc add dev eth0 root {bucket}"]
-        # As many packets as are under way at most, twice over.
-        limit = int(2 * self.links_bytes_per_s[host] * (self.delay_s + self.jitter_s) / 1000) + 1000
-        delay = f"netem limit {limit} delay {self.delay_s * 1e6:.0f}us {self.jitter_s * 1e6:.0f}us"
-        return [
-            f"qdisc add dev eth0 root handle 1: {delay}",
-            f"qdisc add dev eth0 parent 1:1 handle 2: {bucket}",
+    def _make_poor_links(self) -> None:
+        """Start what carries frames between the hosts and the switch."""
+        ends = [
+            end
+            for host in range(self.num_hosts)
+            for end in (f"{self._prefix}switch/port{host}", f"{self.namespace(host)}/eth0")
         ]
+        # Each way crosses two links.
+        numbers = [str(self.loss), str(self.delay_s / 2), str(self.jitter_s / 2)]
+        process = subprocess.Popen(
+            [*_WITH_THIS, sys.executable, "-m", "evaluation.hosts.poor_links", *numbers, *ends],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        # It ends with the namespaces.
+        self._processes.append(process)
+        assert process.stdout is not None
+        with process.stdout as told:
+            if told.readline() != "ready\n":
+                raise TestbedError("links that lose or delay packets cannot be made")
 
     def _write_files(self, host: int) -> None:
         """Give a host its own `/etc/hosts`: gloo listens where the machine's name leads."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 from evaluation.faults.cases import NUM_STEPS
-from evaluation.faults.faults import INSTRUCTION, KILL, RAISE, STEP, STOP, TERM, Fault
+from evaluation.faults.faults import CUT, INSTRUCTION, KILL, PART, RAISE, STEP, STOP, TERM, Fault
 from evaluation.faults.network import host_outcomes
-from evaluation.faults.outcome import Outcome, run_with_faults
+from evaluation.faults.outcome import Outcome, on_this_machine, on_two_hosts, run_with_faults
 from evaluation.hosts.obstacle import obstacle
 
 from meshwise.system.exit_codes import START_AGAIN
@@ -61,13 +62,32 @@ def test_what_fails_in_one_process_ends_all_with_its_text(
 
 @pytest.mark.slow
 def test_a_signal_to_one_of_three_saves_in_all_and_loses_no_step(tmp_path: Path) -> None:
-    whole = run_with_faults(tmp_path / "whole", 3, NUM_STEPS, (), num_hosts=3)
+    three = partial(on_this_machine, num_processes=3)
+    whole = run_with_faults(tmp_path / "whole", 3, NUM_STEPS, (), starter=three)
     assert whole.code == 0, whole.text
     fault = Fault(process=1, what=TERM, place=INSTRUCTION, number=75)
-    outcome = run_with_faults(tmp_path / "ended", 3, NUM_STEPS, [fault], num_hosts=3)
+    outcome = run_with_faults(tmp_path / "ended", 3, NUM_STEPS, [fault], starter=three)
     assert_survived(outcome, whole)
     assert outcome.num_repeated == 0
     assert f"ended with exit code {START_AGAIN}" in outcome.text
+
+
+@pytest.mark.slow
+def test_training_goes_on_on_two_hosts_with_poor_links(
+    tmp_path: Path, undisturbed: Outcome
+) -> None:
+    """Packets are lost; a link is cut for 5 s, a process is killed, a link is cut for good."""
+    reason = obstacle()
+    if reason is not None:
+        pytest.skip(reason)
+    faults = [
+        Fault(process=1, what=CUT, place=INSTRUCTION, number=40),
+        Fault(process=0, what=KILL, place=INSTRUCTION, number=110),
+        Fault(process=1, what=PART, place=INSTRUCTION, number=40, attempt=1),
+    ]
+    outcome = run_with_faults(tmp_path, 2, NUM_STEPS, faults, starter=on_two_hosts)
+    assert_survived(outcome, undisturbed)
+    assert outcome.text.count("[launch] starting again") == 2
 
 
 @pytest.mark.slow

@@ -30,6 +30,27 @@ with Testbed(hosts=2) as testbed:
     print(sleeper.pid, testbed.namespace(0), testbed.namespace(1), flush=True)
     time.sleep(1000)
 """
+# Sends 1,000 datagrams, or counts what comes.
+DATAGRAMS = """
+import socket, sys, time
+address, what = sys.argv[1:]
+channel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if what == "send":
+    for _ in range(1000):
+        channel.sendto(b"x", (address, 9000))
+        time.sleep(0.001)
+else:
+    channel.bind((address, 9000))
+    print("listens", flush=True)
+    channel.settimeout(20)
+    count = 0
+    try:
+        while channel.recv(1):
+            count += 1
+            channel.settimeout(2)
+    except TimeoutError:
+        print(count)
+"""
 
 
 def is_running(pid: int) -> bool:
@@ -153,14 +174,28 @@ def test_a_stream_runs_at_the_rate_of_the_link(rate: str) -> None:
             assert found == pytest.approx(testbed.links_bytes_per_s[0], rel=0.15)
 
 
-@pytest.mark.skipif(obstacle(delay=True) is not None, reason=str(obstacle(delay=True)))
+@needs_hosts
 @pytest.mark.slow
 def test_a_delay_is_added_to_each_way() -> None:
-    with Testbed(hosts=2, delay_s=0.02) as testbed:
+    with Testbed(hosts=2, delay_s=0.04) as testbed:
         started_s = time.monotonic()
         plain_stream(testbed, 0, 1, 1)
         # A handshake, an empty transfer, one of a byte: three round trips.
-        assert time.monotonic() - started_s > 3 * 0.04
+        assert time.monotonic() - started_s > 3 * 0.08
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_links_lose_packets() -> None:
+    with Testbed(hosts=2, loss=0.2) as testbed:
+        command = [sys.executable, "-c", DATAGRAMS, testbed.address(0)]
+        with testbed.start(0, [*command, "receive"], None, subprocess.PIPE) as receiver:
+            assert receiver.stdout is not None
+            assert receiver.stdout.readline() == "listens\n"
+            testbed.run(1, [*command, "send"])
+            printed, _ = receiver.communicate(timeout=30)
+    # Each crosses two links: 64 % of 1,000 arrive.
+    assert 560 < int(printed) < 720
 
 
 def test_a_name_tells_whether_its_owner_lives() -> None:

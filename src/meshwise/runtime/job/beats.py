@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 # Between two beats of a process.
-BEAT_S = 1.0
-# A process without a beat for so long is gone, so that all know it within 10 s.  A link that was
-# down for 5 s carries beats again after 6 to 8 s.
+BEAT_S = 0.5
+# A process without a beat for so long is gone, so that all know it within 10 s: what beats and what
+# looks may each be late.  A link that was down for 5 s carries beats again after 6 to 8 s.
 SILENT_S = 9.0
+LEAST_SILENT_S = 3.0
 # Likewise where an error of another process says that some process may have died.
 LOST_S = 3.5
 # How long a process may wait in a step for what others do, before a user is told; and how long

@@ -1,7 +1,7 @@
 """The heartbeat of a process in a job: all end soon where one has died, stands still or failed.
 
 JAX by itself waits for minutes, or for ever, for a process that is gone.  Each process tells the
-store of the job every second that it lives and what it is at.  Process 0 watches all others, and
+store of the job twice a second that it lives and what it is at.  Process 0 watches all others, and
 they watch process 0, which keeps the store; JAX aborts them at once where it dies.  The first cause
 that a process finds is kept in the store, and all end with it: waits of Python raise it, and where
 nothing in this process can be interrupted, it ends by itself after some seconds.
@@ -22,7 +22,16 @@ import jax
 
 from meshwise.errors import ClusterError, TransportError
 from meshwise.jax_compat import KeyValueStore, job_state
-from meshwise.runtime.job.beats import BEAT_S, LOST_S, SILENT_S, Beat, BeatState, Fault, Observer
+from meshwise.runtime.job.beats import (
+    BEAT_S,
+    LEAST_SILENT_S,
+    LOST_S,
+    SILENT_S,
+    Beat,
+    BeatState,
+    Fault,
+    Observer,
+)
 from meshwise.runtime.job.failures import exit_code_of, failure_text, may_be_of_another
 from meshwise.runtime.job.whereabouts import Whereabouts
 from meshwise.system.cause_file import write_cause
@@ -38,7 +47,9 @@ _NAME = "meshwise-heartbeat"
 _CAUSE_GRACE_S = 2.0
 _GRACE_S = 3.0
 _STORE_GRACE_S = 5.0
-_LOOK_S = 0.5
+_LOOK_S = 0.25
+# A process that did not look for so long stood still itself.
+_STOOD_STILL_S = 2.5
 # How long the store may take to note a cause; it may be what is gone.
 _SHARE_S = 1.0
 # How long the end of the process waits for the last beat.
@@ -114,7 +125,7 @@ class Heartbeat:
         if not is_own:
             if self._silent_s == SILENT_S:
                 self._silent_s = LOST_S
-            self._await_fault(LOST_S + 2 * BEAT_S)
+            self._await_fault(LOST_S + 4 * BEAT_S)
             is_own = self.fault is None
         if is_own:
             self._found(Fault(process=self._process, text=failure_text(error, self._process)))
@@ -155,9 +166,11 @@ class Heartbeat:
             if told is not None:
                 first.append(Fault.from_bytes(told))
 
-        sharing = threading.Thread(target=share, daemon=True)
-        sharing.start()
-        sharing.join(_SHARE_S)
+        # Where process 0 is gone, so is the store.
+        if fault.process or not self._process:
+            sharing = threading.Thread(target=share, daemon=True)
+            sharing.start()
+            sharing.join(_SHARE_S)
         with self._lock:
             if self.fault is None:
                 self.fault = first[-1]
@@ -168,7 +181,7 @@ class Heartbeat:
     def _await_fault(self, limit_s: float) -> None:
         deadline = time.monotonic() + limit_s
         while self.fault is None and time.monotonic() < deadline:
-            time.sleep(_LOOK_S / 5)
+            time.sleep(_LOOK_S / 2)
 
     def _beat_on(self) -> None:
         """Beat, and hear the others, until this process has left the job."""
@@ -223,7 +236,7 @@ class Heartbeat:
         last_s = time.monotonic()
         while not self._stop.wait(_LOOK_S):
             now_s = time.monotonic()
-            if now_s - last_s > _LOOK_S + 2 * BEAT_S:
+            if now_s - last_s > _STOOD_STILL_S:
                 self._observer.wake(now_s)
                 self._heard_s = max(self._heard_s, now_s)
             last_s = now_s
@@ -264,7 +277,7 @@ class Heartbeat:
                 time.sleep(BEAT_S)
         if self.fault is not None:
             # The exit comes before; JAX would wait for those that are gone.
-            time.sleep(_STORE_GRACE_S + BEAT_S)
+            time.sleep(_STORE_GRACE_S + 2 * BEAT_S)
         self._stop.set()
         self._beater.join(_JOIN_S)
 
@@ -311,9 +324,9 @@ def silence_limit_s() -> float:
         found = float(told)
     except ValueError:
         found = math.nan
-    if not 3 * BEAT_S <= found < math.inf:
+    if not LEAST_SILENT_S <= found < math.inf:
         raise ClusterError(
-            f"{SILENCE} is {told!r}; give a number of seconds, {3 * BEAT_S:g} or more"
+            f"{SILENCE} is {told!r}; give a number of seconds, {LEAST_SILENT_S:g} or more"
         )
     return found
 
