@@ -47,9 +47,13 @@ _MEMORY = ("resident_bytes", "microbatch_bytes", "temporary_bytes")
 _COLUMNS = ("microbatch_s", "gather_s", "once_s", *_MEMORY)
 
 
-def mixed_clusters(quick: bool) -> dict[str, Any]:
-    """Two kinds of hosts and two speeds of NICs: gain over treating all as the slowest."""
-    config = gpt_config("6.7B", num_layers=4 if quick else 16)
+def layers_and_options(num_blocks: int) -> tuple[NamedLayers, SearchOptions]:
+    """The layers of a GPT of hidden size 4096, and what is searched.
+
+    Args:
+        num_blocks: Its blocks.
+    """
+    config = gpt_config("6.7B", num_layers=num_blocks)
     step, state, batch = model_step(dataclasses.replace(config, dtype="float16"), BATCH).abstract
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     layers, flop = layers_of(step, (state, batch), {}, signature)
@@ -66,6 +70,12 @@ def mixed_clusters(quick: bool) -> dict[str, Any]:
         # One price of memory for all clusters, so that plans of layers are made once.
         guess_s=1.0,
     )
+    return layers, options
+
+
+def mixed_clusters(quick: bool) -> dict[str, Any]:
+    """Two kinds of hosts and two speeds of NICs: gain over treating all as the slowest."""
+    layers, options = layers_and_options(4 if quick else 16)
     costs = VariantCosts(layers, options.intra)
     result: dict[str, Any] = {}
     for path in sorted(CLUSTERS.glob("*.toml")):
@@ -154,7 +164,7 @@ def on_real_devices(
         num_devices=cluster.num_devices,
         num_microbatches=count,
         schedule=naive.problem.schedule,
-        transfer_s=transfer_s(costs.source, kinds, count, same_host),
+        transfer_s=transfer_s(costs.source, kinds, count, same_host, num_hosts=cluster.num_hosts),
     )
     stages = tuple(
         dataclasses.replace(s, first_device=start) for s, start in zip(stages, first, strict=True)

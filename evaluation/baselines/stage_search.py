@@ -70,7 +70,7 @@ class StageSearch:
                 num_devices=cluster.num_devices,
                 num_microbatches=b,
                 schedule=ONE_F_ONE_B,
-                transfer_s=transfer_s(source, kinds, b),
+                transfer_s=transfer_s(source, kinds, b, num_hosts=cluster.num_hosts),
                 use_all_devices=self.use_all_devices,
             )
             return _candidate(problem, self.decide(problem), kinds, ways, costs)

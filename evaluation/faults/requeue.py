@@ -29,7 +29,7 @@ _LOOK_EVERY_S = 0.05
 
 def main(max_restarts: str, loss: str, delay_s: str, *job: str) -> int:
     """Run a job to its end, and return the exit code of a process that failed last."""
-    delay = float(delay_s)
+    delay, code = float(delay_s), 0
     with Testbed(NUM_HOSTS, _RATE, delay, delay / 4, float(loss)) as testbed:
         for attempt in range(int(max_restarts) + 1):
             if attempt:

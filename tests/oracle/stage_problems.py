@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -22,8 +22,12 @@ from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 SCHEDULES = (GPIPE, ONE_F_ONE_B, EAGER, ZERO_BUBBLE, Interleaved(chunks=2))
 
 
-def random_problem(seed, mixed=False, max_layers=6):
-    """Uneven costs that hardly follow the size of the submesh, memory that often binds."""
+def random_problem(seed, mixed=False, max_layers=6, *, inner=False):
+    """Uneven costs that hardly follow the size of the submesh, memory that often binds.
+
+    With `inner`, submeshes inside a host are told from those that begin one, and get what the stage
+    before sends in a tenth of the time.
+    """
     rng = np.random.default_rng(seed)
     plain = random.Random(seed)
     devices_per_host = plain.choice([2, 4])
@@ -73,6 +77,9 @@ def random_problem(seed, mixed=False, max_layers=6):
         # Some kinds of submeshes are alike as right neighbours.
         transfer[:, :, 1:] = transfer[:, :, -1:]
     schedule = plain.choice(SCHEDULES)
+    if inner:
+        sizes = [h.num_devices for h in hosts]
+        costs, transfer = _split_by_place(costs, transfer, [0, *np.cumsum(sizes)[:-1].tolist()])
     return StageProblem(
         costs=costs,
         num_devices=num_devices,
@@ -81,6 +88,25 @@ def random_problem(seed, mixed=False, max_layers=6):
         transfer_s=None if plain.random() < 0.2 else transfer,
         use_all_devices=plain.random() < 0.5,
     )
+
+
+def _split_by_place(costs, transfer, host_starts):
+    """Submeshes that begin a host and those inside one apart, at the same costs."""
+    split = [
+        (i, replace(m, starts=starts, is_inner=is_inner))
+        for i, m in enumerate(costs.submeshes)
+        for is_inner in (False, True)
+        if (starts := tuple(p for p in m.starts if (p not in host_starts) == is_inner))
+    ]
+    which = [i for i, _ in split]
+    arrays = {
+        field.name: np.take(value, which, axis=2)
+        for field in fields(costs)
+        if field.name != "submeshes" and (value := getattr(costs, field.name)) is not None
+    }
+    inside = np.array([m.is_inner for _, m in split])
+    transfer = transfer[:, which][:, :, which] * np.where(inside, 0.1, 1.0)
+    return StageCosts(submeshes=tuple(m for _, m in split), **arrays), transfer
 
 
 def brute_force(problem, num_stages=None):
@@ -116,9 +142,24 @@ def brute_force(problem, num_stages=None):
 
 def _is_allowed(problem, stages):
     limits = [problem.costs.submeshes[s.submesh].memory_bytes for s in stages]
-    return problem.schedule.allows(len(stages), problem.num_microbatches) and all(
-        memory_bytes(problem, stages, i) <= limits[i] for i in range(len(stages))
+    return (
+        _are_fed(problem, stages)
+        and problem.schedule.allows(len(stages), problem.num_microbatches)
+        and all(memory_bytes(problem, stages, i) <= limits[i] for i in range(len(stages)))
     )
+
+
+def _are_fed(problem, stages):
+    """Whether a stage inside a host has another one of its host before it."""
+    submeshes = problem.costs.submeshes
+    outer = {p for m in submeshes if m.is_inner is False for p in m.starts}
+    used = 0
+    for stage in stages:
+        submesh = submeshes[stage.submesh]
+        if submesh.is_inner and used <= max(p for p in outer if p <= stage.first_device):
+            return False
+        used = stage.first_device + submesh.num_devices
+    return True
 
 
 def _stages_that_end(problem, last, behind):

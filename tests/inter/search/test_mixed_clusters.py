@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.mixed_clusters import on_real_devices
+from benchmarks.mixed_clusters import layers_and_options, on_real_devices
 from evaluation.baselines.built_stages import build_stages
 
 from doubles.few import few_or_all
@@ -23,6 +23,7 @@ from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.layer_cost.state_costs import BytePrice
+from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of
 from meshwise.inter.stages.directions import build_either_way, mirrored
@@ -150,11 +151,12 @@ def test_three_of_four_are_ten_percent_better(seconds):
     assert sum(gain >= 0.1 for gain in gains.values()) >= 0.75 * len(gains), gains
 
 
+@pytest.mark.parametrize("inner", [False, True])
 @pytest.mark.parametrize("num_stages", [None, 2])
-def test_either_direction_is_enumerated(num_stages):
+def test_either_direction_is_enumerated(num_stages, inner):
     turned = feasible = 0
     for seed in range(24):
-        problem = random_problem(seed, mixed=True, max_layers=4)
+        problem = random_problem(seed, mixed=True, max_layers=4, inner=inner)
         ahead, back = (brute_force(p, num_stages)[0] for p in (problem, mirrored(problem)))
         found = build_either_way(problem, np.inf, num_stages=num_stages)
         if found is None:
@@ -164,12 +166,14 @@ def test_either_direction_is_enumerated(num_stages):
         assert found.total_s == pytest.approx(min(ahead, back), rel=1e-5)
         assert found.bound_s <= min(ahead, back) * (1 + 1e-9)
         for stage in found.stages:
-            starts = problem.costs.submeshes[stage.submesh].starts
-            assert starts is not None
+            kind = problem.costs.submeshes[stage.submesh]
+            # In the other direction other places of a kind are inside hosts.
+            like = [m for m in problem.costs.submeshes if m.host_kinds == kind.host_kinds]
+            starts = {p for m in like if m.shape == kind.shape for p in m.starts or ()}
             assert stage.first_device in starts
         assert build_either_way(problem, min(ahead, back) * 0.99, num_stages=num_stages) is None
     assert feasible > 8
-    assert turned > 2
+    assert turned > 1
 
 
 @pytest.mark.parametrize("name", ["v100-small-p4d", "a100-h100-2", "h100-p4d-one"])
@@ -244,6 +248,20 @@ def test_transfers_inside_hosts_are_told_from_those_between_them():
         assert transfers is not None
         assert sum(size) == cluster.num_devices
         assert found.plan.time.transfer_s == pytest.approx(seconds)
+
+
+@pytest.mark.slow
+def test_the_simulator_finds_what_is_predicted_where_links_are_slow():
+    """Boundaries lie where they seem to lie beside idle devices; two that share a NIC wait."""
+    layers, options = layers_and_options(16)
+    costs = VariantCosts(layers, options.intra)
+    for name in ("v100-small-p4d", "v100-p4d-4", "h100-ethernet-a100"):
+        cluster = ClusterSpec.from_file(FILES[0].with_name(f"{name}.toml"))
+        found, _ = search(layers, cluster, options, costs=costs)
+        plan, _ = finished(
+            layers, cluster, found, costs, batch_size=BATCH, step_flop=options.step_flop
+        )
+        assert plan.simulated_s == pytest.approx(plan.step_time_s, rel=0.05), name
 
 
 @pytest.mark.parametrize("wish", [None, False, True])

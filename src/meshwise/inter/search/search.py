@@ -298,7 +298,8 @@ class _Search:
             self._refuse(count, error)
             return None
         inner = [m.is_inner for m in self.submeshes]
-        transfers = transfer_s(self.costs.source, self.kinds, count, inner)
+        hosts = self.cluster.num_hosts
+        transfers = transfer_s(self.costs.source, self.kinds, count, inner, num_hosts=hosts)
         known = _Known(count=count, table=table, transfers=transfers)
         self.known.append(known)
         return known

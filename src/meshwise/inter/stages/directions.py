@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from meshwise.inter.stages.idle_devices import host_starts
 from meshwise.inter.stages.stage_construction import StagePlan, build_stages_below
 from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
@@ -51,20 +52,27 @@ def build_either_way(
 
 
 def mirrored(problem: StageProblem) -> StageProblem:
-    """The problem with the devices in the opposite order."""
-    submeshes = tuple(
-        m
-        if m.starts is None
-        else replace(m, starts=tuple(sorted(_mirror(problem, m, s) for s in m.starts)))
-        for m in problem.costs.submeshes
-    )
-    # The right one of two neighbours is now the one before in the cluster's order.
-    transfer = problem.transfer_s
-    return replace(
-        problem,
-        costs=replace(problem.costs, submeshes=submeshes),
-        transfer_s=None if transfer is None else transfer.transpose(0, 2, 1),
-    )
+    """The problem with the devices in the opposite order.
+
+    A host's last devices are then its first ones, so that other places are inside it.
+    """
+    submeshes = problem.costs.submeshes
+    starts = host_starts(problem)
+    ends = (*starts[1:], problem.num_devices)
+    first = {problem.num_devices - end for end in ends} if starts else set[int]()
+    turned: list[StageSubmesh] = []
+    for m in submeshes:
+        if m.starts is None:
+            turned.append(m)
+            continue
+        # All places of such a submesh, inside hosts and at their beginnings.
+        like = [n for n in submeshes if (n.shape, n.host_kinds) == (m.shape, m.host_kinds)]
+        same = [m] if m.is_inner is None else like
+        places = {_mirror(problem, n, start) for n in same for start in n.starts or ()}
+        if m.is_inner is not None:
+            places = places - first if m.is_inner else places & first
+        turned.append(replace(m, starts=tuple(sorted(places))))
+    return replace(problem, costs=replace(problem.costs, submeshes=tuple(turned)))
 
 
 def _mirror(problem: StageProblem, submesh: StageSubmesh, first_device: int) -> int:

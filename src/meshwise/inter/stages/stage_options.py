@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshwise.inter.stages.idle_devices import after_idle
 from meshwise.inter.stages.kernels.stage_arrays import Devices, Options
 from meshwise.inter.stages.kernels.stage_filter_kernels import dominated, most_that_fit
 from meshwise.inter.stages.stage_problem import StageProblem
@@ -145,12 +146,13 @@ def devices_of(problem: StageProblem, has_option: Bools) -> tuple[Devices, int]:
             unit = 1
         size = np.where(has_option, size // unit, count + 1)
         nowhere = np.zeros((0, 0), np.bool_)
-        return Devices(size, count // unit, nowhere, problem.use_all_devices), unit
+        never = np.zeros(0, np.int64)
+        return Devices(size, count // unit, nowhere, never, problem.use_all_devices), unit
     may_start = np.zeros((len(submeshes), count + 1), np.bool_)
     for i, submesh in enumerate(submeshes):
         starts = range(count) if submesh.starts is None else submesh.starts
         may_start[i, [p for p in starts if p + submesh.num_devices <= count]] = True
-    return Devices(size, count, may_start, problem.use_all_devices), 1
+    return Devices(size, count, may_start, after_idle(problem), problem.use_all_devices), 1
 
 
 def _classes_of_columns(transfer: Floats) -> Ints:

@@ -62,12 +62,14 @@ class Devices(NamedTuple):
         size: Devices of each kind.
         total: Devices in all.
         may_start: [kind, first device]; empty if anywhere.
+        after_idle: Where the next stage may begin if a device stays idle, at the earliest.
         use_all: Whether all must be used.
     """
 
     size: Ints
     total: int
     may_start: Bools
+    after_idle: Ints
     use_all: bool
 
 

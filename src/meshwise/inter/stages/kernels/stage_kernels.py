@@ -145,7 +145,7 @@ def cost_to_end(options: Options, cost: Floats, devices: Devices) -> Floats:
         if not anywhere and not devices.use_all and high[k] >= 0:
             # Devices may be passed over.
             for p in range(high[k] - 1, before[k] - 1, -1):
-                row[p] = min(row[p], row[p + 1])
+                row[p] = min(row[p], row[devices.after_idle[p]])
             low[k] = min(low[k], before[k])
     return least
 
@@ -167,8 +167,8 @@ def stages_of_bound(options: Options, cost: Floats, to_end: Floats, devices: Dev
                 value = cost[g] + to_end[options.last[g] + 1, q]
                 if value < best:
                     best, chosen = value, g
-        if skips and p < devices.total and to_end[k, p + 1] < best:
-            p += 1
+        if skips and p < devices.total and to_end[k, devices.after_idle[p]] < best:
+            p = int(devices.after_idle[p])
         elif chosen < 0:
             break
         else:
@@ -203,8 +203,10 @@ def _cost_from_start(
             if here + to_end[k, p] > cutoff:
                 least[k, p] = _INF
                 continue
-            if skips and p < count and here + to_end[k, p + 1] <= cutoff:
-                least[k, p + 1] = min(least[k, p + 1], here)
+            if skips and p < count:
+                q = devices.after_idle[p]
+                if here + to_end[k, q] <= cutoff:
+                    least[k, q] = min(least[k, q], here)
             for g in range(options.first_group[k], options.first_group[k + 1]):
                 value = here + cost[g]
                 if value == _INF or not _may_start(options.kind[g], p, devices):
@@ -498,7 +500,8 @@ def cheapest_stages(
                 for label in range(first[end, q], behind[end, q]):
                     _extend(g, label, state, choice, labels, found)
             if skips:
-                ends = first[k, p + 1], behind[k, p + 1]
+                q = devices.after_idle[p]
+                ends = first[k, q], behind[k, q]
                 _take_over(ends[0], ends[1], state.room, options, labels, found)
             first[k, p] = used
             labels, used = _keep_best(labels, used, found, options, num_stages >= 1)
