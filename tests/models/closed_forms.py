@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwise.models.bert import NUM_SEGMENTS, BertConfig
+from meshwise.models.expert_llama import ExpertLlamaConfig
 from meshwise.models.gpt import GptConfig
 from meshwise.models.llama import LlamaConfig
 from meshwise.models.moe import MoeConfig
@@ -49,6 +50,14 @@ def llama_parameters(config: LlamaConfig) -> int:
     h = config.hidden
     layers = config.num_layers * (layer_kernels(config) + 2 * h)
     return 2 * config.vocab_size * h + layers + h
+
+
+def expert_llama_parameters(config: ExpertLlamaConfig) -> int:
+    """Parameters of a Llama whose MLPs are E experts, a router and a shared expert."""
+    one_mlp = 3 * config.hidden * config.ffn
+    more = (config.num_experts - 1) * one_mlp + 3 * config.hidden * config.shared_ffn
+    more += config.hidden * config.num_experts
+    return llama_parameters(config) + config.num_layers * more
 
 
 def moe_parameters(config: MoeConfig) -> int:

@@ -17,6 +17,7 @@ import optax
 
 import meshwise as mw
 from meshwise.models.bert import Bert, BertConfig
+from meshwise.models.expert_llama import ExpertLlama, ExpertLlamaConfig
 from meshwise.models.llama import Llama, LlamaConfig
 from meshwise.models.losses import masked_mean_cross_entropy, mean_cross_entropy
 from meshwise.models.moe import Balance, Moe, MoeConfig
@@ -75,6 +76,21 @@ def _llama(*, scan_layers: bool, remat: bool) -> Model:
         return mean_cross_entropy(logits, batch["y"]), kept
 
     return Model(_abstract(Llama(config), batches[0]["x"])["params"], loss, batches)
+
+
+def _experts() -> Model:
+    config = ExpertLlamaConfig(
+        vocab_size=VOCAB, seq_len=SEQ, hidden=16, ffn=16, num_layers=2, num_heads=4,
+        num_kv_heads=2, num_experts=8, experts_per_token=2, shared_ffn=8, dtype="float64",
+        param_dtype="float64",
+    )  # fmt: skip
+    batches = _draw(_tokens)
+
+    def loss(params: Any, kept: Any, batch: Any) -> Any:
+        logits = ExpertLlama(config).apply({"params": params}, batch["x"])
+        return mean_cross_entropy(logits, batch["y"]), kept
+
+    return Model(_abstract(ExpertLlama(config), batches[0]["x"])["params"], loss, batches)
 
 
 def _bert(*, scan_layers: bool) -> Model:
@@ -179,6 +195,7 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "moe-global-balance": lambda: _moe(balance="batch", group_size=SEQ),
     "wide-resnet": _wide_resnet,
     "u-transformer": _u_transformer,
+    "experts": _experts,
 }
 
 # Losses that need statistics of the whole batch in the middle.

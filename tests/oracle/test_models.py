@@ -41,6 +41,7 @@ QUICK = [
     ("llama-scan-remat", METHODS[0], 2),
     ("bert-scan", METHODS[5], 1),
     ("moe", METHODS[0], 4),
+    ("experts", METHODS[0], 2),
 ]
 
 

@@ -20,6 +20,16 @@ _BATCHED = lax.RaggedDotDimensionNumbers(
     lhs_ragged_dimensions=[1],
     rhs_group_dimensions=[0],
 )
+_ROWS_OF_EACH = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((2,), (1,)), ((), ())),
+    lhs_ragged_dimensions=[1],
+    rhs_group_dimensions=[0],
+)
+_CONTRACTED_OF_EACH = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0, 1), (0, 1)), ((), ())),
+    lhs_ragged_dimensions=[1],
+    rhs_group_dimensions=[],
+)
 _OF_BATCH = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((2,), (1,)), ((0,), (0,))),
     lhs_ragged_dimensions=[0],
@@ -54,7 +64,19 @@ CASES = (
         "ragged_dot_general",
         "a batch",
         _general(_BATCHED),
-        (ints(2, 8, 4), ints(3, 2, 4, 8), np.array([[3, 0, 4], [1, 2, 5]], np.int32)),
+        (ints(2, 8, 4), ints(4, 2, 4, 8), np.array([[3, 0, 3, 1], [1, 2, 4, 0]], np.int32)),
+    ),
+    Case(
+        "ragged_dot_general",
+        "rows of each sequence",
+        _general(_ROWS_OF_EACH),
+        (ints(2, 8, 4), ints(4, 4, 8), np.array([[3, 0, 4, 1], [1, 2, 2, 0]], np.int32)),
+    ),
+    Case(
+        "ragged_dot_general",
+        "contracted rows of each sequence",
+        _general(_CONTRACTED_OF_EACH),
+        (ints(2, 8, 4), ints(2, 8, 8), np.array([[3, 0, 4, 1], [1, 2, 2, 0]], np.int32)),
     ),
     Case(
         "ragged_dot_general",

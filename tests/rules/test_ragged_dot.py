@@ -70,9 +70,10 @@ def test_every_strategy(case: Case, sizes: tuple[int, ...]) -> None:
         _check(run, strategy, sizes)
 
 
-def test_rows_and_contracted_dims_are_loops_but_groups_are_not() -> None:
+def test_rows_contracted_dims_and_groups_are_loops() -> None:
     (run,) = runs_of(CASES[0].fun, CASES[0].operands, CASES[0].primitive)
-    rows, columns, contracted = run.rule.loops
+    rows, columns, contracted, groups = run.rule.loops
     assert (rows.size, rows.block, columns.size, contracted.kind) == (16, True, 8, "sum")
-    assert run.rule.operands[1][0] == ()
+    assert (groups.size, groups.kind, groups.block) == (4, "sum", True)
+    assert run.rule.operands[1][0] == (3,)
     assert run.row.flop(run.equation) == 2 * 16 * 4 * 8

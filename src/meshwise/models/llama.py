@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -76,12 +77,13 @@ def rotate(x: jax.Array, theta: float) -> jax.Array:
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _normal(stddev: float) -> nn.initializers.Initializer:
+def normal(stddev: float) -> nn.initializers.Initializer:
+    """Return what draws a kernel."""
     return nn.initializers.normal(stddev=stddev)
 
 
-def _out_stddev(config: LlamaConfig) -> float:
-    # Residual projections start smaller, so that depth does not grow the stream.
+def out_stddev(config: LlamaConfig) -> float:
+    """Return the deviation of residual projections, so that depth does not grow the stream."""
     return INIT_STDDEV / math.sqrt(2 * config.num_layers)
 
 
@@ -98,7 +100,7 @@ class LlamaAttention(nn.Module):
 
         def heads(name: str, *shape: int) -> jax.Array:
             return nn.DenseGeneral(
-                shape, use_bias=False, kernel_init=_normal(INIT_STDDEV), name=name,
+                shape, use_bias=False, kernel_init=normal(INIT_STDDEV), name=name,
                 **module_dtypes(c),
             )(x)  # fmt: skip
 
@@ -113,7 +115,7 @@ class LlamaAttention(nn.Module):
         weights = jax.nn.softmax(scores, axis=-1).astype(c.dtype)
         mixed = jnp.einsum("bghqk,bkgd->bqghd", weights, value)
         return nn.DenseGeneral(
-            c.hidden, axis=(-3, -2, -1), use_bias=False, kernel_init=_normal(_out_stddev(c)),
+            c.hidden, axis=(-3, -2, -1), use_bias=False, kernel_init=normal(out_stddev(c)),
             name="out", **module_dtypes(c),
         )(mixed)  # fmt: skip
 
@@ -122,6 +124,7 @@ class LlamaMlp(nn.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
     config: LlamaConfig
+    width: int
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -130,11 +133,12 @@ class LlamaMlp(nn.Module):
 
         def dense(name: str, width: int, stddev: float) -> nn.Dense:
             return nn.Dense(
-                width, use_bias=False, kernel_init=_normal(stddev), name=name, **module_dtypes(c)
+                width, use_bias=False, kernel_init=normal(stddev), name=name, **module_dtypes(c)
             )
 
-        inner = nn.silu(dense("gate", c.ffn, INIT_STDDEV)(x)) * dense("up", c.ffn, INIT_STDDEV)(x)
-        return dense("down", c.hidden, _out_stddev(c))(inner)
+        inner = nn.silu(dense("gate", self.width, INIT_STDDEV)(x))
+        inner = inner * dense("up", self.width, INIT_STDDEV)(x)
+        return dense("down", c.hidden, out_stddev(c))(inner)
 
 
 def _norm(config: LlamaConfig, name: str, value: jax.Array) -> jax.Array:
@@ -154,13 +158,18 @@ class LlamaBlock(nn.Module):
         """The new stream, and None: the shape that `nn.scan` wants of its body."""
         c = self.config
         x = x + LlamaAttention(c, name="attention")(_norm(c, "norm_1", x))
-        return x + LlamaMlp(c, name="mlp")(_norm(c, "norm_2", x)), None
+        return x + self.feed_forward()(_norm(c, "norm_2", x)), None
+
+    def feed_forward(self) -> nn.Module:
+        """What follows attention."""
+        return LlamaMlp(self.config, self.config.ffn, name="mlp")
 
 
 class Llama(nn.Module):
     """The decoder: tokens `[batch, seq]` to logits `[batch, seq, vocab]`, in `config.dtype`."""
 
     config: LlamaConfig
+    block: ClassVar[type[LlamaBlock]] = LlamaBlock
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -175,11 +184,11 @@ class Llama(nn.Module):
         c = self.config
         check_length(tokens, c.seq_len)
         x = nn.Embed(
-            c.vocab_size, c.hidden, embedding_init=_normal(INIT_STDDEV), name="token_embedding",
+            c.vocab_size, c.hidden, embedding_init=normal(INIT_STDDEV), name="token_embedding",
             **module_dtypes(c),
         )(tokens)  # fmt: skip
-        x = _norm(c, "final_norm", run_blocks(LlamaBlock, c, x))
+        x = _norm(c, "final_norm", run_blocks(self.block, c, x))
         return nn.Dense(
-            c.vocab_size, use_bias=False, kernel_init=_normal(INIT_STDDEV), name="output",
+            c.vocab_size, use_bias=False, kernel_init=normal(INIT_STDDEV), name="output",
             **module_dtypes(c),
         )(x)  # fmt: skip

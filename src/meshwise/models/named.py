@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwise.models.sizes.bert_sizes import bert_config
+from meshwise.models.sizes.expert_llama_sizes import expert_llama_config
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.sizes.llama_sizes import llama_config
 from meshwise.models.sizes.moe_sizes import moe_config
@@ -15,6 +16,7 @@ _FAMILIES = {
     "bert": bert_config,
     "llama": llama_config,
     "moe": moe_config,
+    "experts": expert_llama_config,
     "wide-resnet": wide_resnet_config,
     "u-transformer": u_transformer_config,
 }

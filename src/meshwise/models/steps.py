@@ -13,6 +13,7 @@ import optax
 
 from meshwise.jax_compat import PyTree
 from meshwise.models.bert import Bert, BertConfig
+from meshwise.models.expert_llama import ExpertLlama, ExpertLlamaConfig
 from meshwise.models.gpt import Gpt, GptConfig
 from meshwise.models.llama import Llama, LlamaConfig
 from meshwise.models.losses import masked_mean_cross_entropy, mean_cross_entropy
@@ -124,7 +125,9 @@ def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> StepPart
 
 
 def _language_model(config: GptConfig | LlamaConfig) -> nn.Module:
-    return Gpt(config) if isinstance(config, GptConfig) else Llama(config)
+    if isinstance(config, GptConfig):
+        return Gpt(config)
+    return ExpertLlama(config) if isinstance(config, ExpertLlamaConfig) else Llama(config)
 
 
 def _bert(config: BertConfig, rows: int) -> StepParts:

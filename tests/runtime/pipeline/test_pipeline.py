@@ -92,7 +92,9 @@ THREE: list[StageShape] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shapes", [TWO, THREE], ids=["two stages", "three stages"])
-@pytest.mark.parametrize("name", ["bert", "llama", "moe", "wide-resnet", "u-transformer"])
+@pytest.mark.parametrize(
+    "name", ["bert", "llama", "moe", "experts", "wide-resnet", "u-transformer"]
+)
 def test_a_model_in_stages_is_the_step(name: str, shapes: list[StageShape]) -> None:
     """Cuts wherever they fall: in a softmax, behind a router, in the middle of a norm."""
     changes: dict[str, dict[str, Any]] = {

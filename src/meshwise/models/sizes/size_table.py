@@ -17,7 +17,7 @@ class SizeTable(Generic[Config]):
         family: str,
         config: Callable[..., Config],
         fields: str,
-        rows: Mapping[str, Sequence[int]],
+        rows: Mapping[str, Sequence[int | str]],
     ) -> None:
         """Make the configurations.
 
