@@ -125,6 +125,7 @@ class ExpertBlock(LlamaBlock):
 
     def feed_forward(self) -> nn.Module:
         """The experts."""
+        assert isinstance(self.config, ExpertLlamaConfig)
         return Experts(self.config, name="experts")
 
 
