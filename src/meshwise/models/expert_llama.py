@@ -29,7 +29,7 @@ from meshwise.models.llama import (
     normal,
     out_stddev,
 )
-from meshwise.models.precision import module_dtypes, wide_dtype
+from meshwise.models.precision import wide_dtype
 
 # Rows `[batch, token, feature]` in groups, with a matrix of `[group, feature, out]` for each.
 _ROWS_BY_GROUP = lax.RaggedDotDimensionNumbers(
