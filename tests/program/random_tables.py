@@ -7,11 +7,19 @@ import random
 from meshwise.program.emit import emit
 from meshwise.program.instructions import PipelineProgram
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.registry import SCHEDULES, make_schedule
 from meshwise.schedules.schedule import Schedule, Task, dependencies
 from program.specs import chain
 
-NAMES = ("gpipe", "1f1b", "eager-1f1b", "zero-bubble-h1", "interleaved-1f1b")
+NAMES = (
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "zero-bubble-h1",
+    "interleaved-1f1b",
+    "zb-v",
+    "dualpipe-v",
+)
 
 
 def random_table(rng: random.Random, most_stages: int = 5, most_microbatches: int = 4) -> Schedule:
@@ -63,7 +71,7 @@ def random_schedule(rng: random.Random) -> Schedule:
     several = name == "interleaved-1f1b"
     made = make_schedule(
         name,
-        num_stages=meshes * (rng.randint(1, 2) if several else 1),
+        num_stages=meshes * (rng.randint(1, 2) if several else SCHEDULES[name].chunks),
         num_microbatches=meshes * rng.randint(1, 2) if several else rng.randint(1, 4),
         num_meshes=meshes,
     )

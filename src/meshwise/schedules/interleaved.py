@@ -70,7 +70,7 @@ class Interleaved(PipelineSchedule):
             num_meshes=num_meshes,
             tasks=tuple(tables),
             splits_backward=False,
-            mesh_of_stage=tuple(stage % num_meshes for stage in range(num_stages)),
+            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
         )
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:

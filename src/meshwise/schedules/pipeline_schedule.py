@@ -76,6 +76,15 @@ class PipelineSchedule(ABC):
             num_microbatches: Micro-batches of one step: B.
         """
 
+    def mesh_of_stage(self, num_stages: int, num_meshes: int) -> tuple[int, ...]:
+        """Return for each stage the mesh on which it lies: the meshes in turns.
+
+        Args:
+            num_stages: Stages of the pipeline.
+            num_meshes: Meshes; each has equally many stages.
+        """
+        return tuple(stage % num_meshes for stage in range(num_stages))
+
     def fill_s(self, microbatch_s: FloatArray) -> FloatArray:
         """Return the part of a micro-batch's time that shows while the pipeline fills and drains.
 
