@@ -24,7 +24,7 @@ from doubles.scanned_steps import scanned_gpt, second_dim
 from meshwise.models.mixed_precision import cast_floats, first_loss_scale, scale_loss
 from meshwise.plan.stage import REMATS
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import Schedule
 
 NUM_CASES = 200
@@ -178,7 +178,8 @@ def _case(
     uneven = number % 2 == 0
     name, *delayed = (schedule_name or _SCHEDULES[number % len(_SCHEDULES)]).split()
     num_stages = num_meshes * chunks
-    count = rng.choice([b for b in (1, 2, 4, 8) if chunks == 1 or b % num_meshes == 0] or [0])
+    allows = tables()[name].allows
+    count = rng.choice([b for b in (1, 2, 4, 8) if allows(num_meshes, b)] or [0])
     if not count:
         # No power of two is a multiple of three meshes: all chunks on one.
         num_meshes, chunks, count = 1, num_stages, rng.choice((1, 2, 4))

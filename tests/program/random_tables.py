@@ -68,11 +68,11 @@ def random_schedule(rng: random.Random) -> Schedule:
     if rng.random() < 0.4:
         return random_table(rng)
     name, meshes = rng.choice(NAMES), rng.randint(1, 4)
-    several = name == "interleaved-1f1b"
+    chunks, several = SCHEDULES[name].chunks, name == "interleaved-1f1b"
     made = make_schedule(
         name,
-        num_stages=meshes * (rng.randint(1, 2) if several else SCHEDULES[name].chunks),
-        num_microbatches=meshes * rng.randint(1, 2) if several else rng.randint(1, 4),
+        num_stages=meshes * (rng.randint(1, 2) if several else chunks),
+        num_microbatches=meshes * rng.randint(1, 2) * chunks if chunks > 1 else rng.randint(1, 4),
         num_meshes=meshes,
     )
     if made.splits_backward or rng.random() < 0.6:

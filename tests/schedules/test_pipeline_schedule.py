@@ -24,9 +24,9 @@ from meshwise.schedules.zero_bubble_v import ZERO_BUBBLE_V, ZeroBubbleV
         (EAGER, [6, 5, 3, 1]),
         # Warm-up of 2 (n - i - 1) + (v - 1) n + 1 chunks, each half a stage: 11, 9, 7, 5.
         (Interleaved(chunks=2), [5.5, 4.5, 3.5, 2.5]),
-        # 2 n chunks, and one more; the first mesh cannot hold 7 of its first stage, with 6 there.
-        (ZERO_BUBBLE_V, [3.5, 4.0, 4.0, 4.0]),
-        (DUAL_PIPE_V, [3.5, 4.0, 4.5, 4.5]),
+        # 2 n chunks, and one more.
+        (ZERO_BUBBLE_V, [4.0] * 4),
+        (DUAL_PIPE_V, [4.5] * 4),
     ],
 )
 def test_in_flight(schedule, in_flight):

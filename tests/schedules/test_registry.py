@@ -11,9 +11,9 @@ from meshwise.schedules.registry import make_schedule, tables
 @pytest.mark.parametrize("name", tables())
 def test_a_schedule_bears_the_name_under_which_it_is_found(name):
     stages = 2 * tables()[name].chunks
-    schedule = make_schedule(name, num_stages=stages, num_microbatches=2, num_meshes=2)
+    schedule = make_schedule(name, num_stages=stages, num_microbatches=4, num_meshes=2)
     assert schedule.name == name
-    assert (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes) == (stages, 2, 2)
+    assert (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes) == (stages, 4, 2)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():

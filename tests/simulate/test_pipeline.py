@@ -159,7 +159,7 @@ def problems(draw):
     v = tables()[name].chunks
     if name in ("interleaved-1f1b", "inference"):
         v = draw(st.integers(1, 3))
-    m = n * draw(st.integers(1, 3))
+    m = n * v * draw(st.integers(1, 2))
     schedule = make_schedule(name, num_stages=n * v, num_microbatches=m, num_meshes=n)
     if draw(st.booleans()) and not schedule.forward_only and not schedule.splits_backward:
         schedule = with_delays(schedule, [draw(st.integers(0, 4)) for _ in range(n)])

@@ -22,11 +22,11 @@ class DualPipeV(VShapedSchedule):
     """
 
     name: ClassVar[str] = "dualpipe-v"
+    microbatches_text: ClassVar[str] = "at least twice the meshes"
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return half the forwards of both stages before the pairs begin, and the first of them."""
-        down, up = num_meshes + to_end, num_meshes - to_end + 1
-        return (min(down, num_microbatches) + min(up, num_microbatches)) / 2
+        return num_meshes + 0.5
 
     def least_microbatches(self, num_meshes: int) -> int:
         """Return one for each stage."""

@@ -26,6 +26,7 @@ class PipelineSchedule(ABC):
 
     Class attributes:
         name: The schedule's name, which plans and messages bear.
+        microbatches_text: The micro-batches that `allows` wants, in words; empty for any number.
         forward_only: Whether there is no backward pass; such a schedule cannot be asked for.
         depends_on_num_stages: Whether `in_flight` looks at the number of stages.
 
@@ -37,6 +38,7 @@ class PipelineSchedule(ABC):
     """
 
     name: ClassVar[str]
+    microbatches_text: ClassVar[str] = ""
     forward_only: ClassVar[bool] = False
     depends_on_num_stages: ClassVar[bool] = False
 

@@ -66,7 +66,7 @@ class TaskList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VShapedSchedule(PipelineSchedule):
-    """A schedule that is told by the list of one mesh, for enough micro-batches."""
+    """A schedule that is told by the list of one mesh, for enough micro-batches to fill all."""
 
     depends_on_num_stages: ClassVar[bool] = True
 
@@ -83,7 +83,7 @@ class VShapedSchedule(PipelineSchedule):
 
     @abstractmethod
     def least_microbatches(self, num_meshes: int) -> int:
-        """Return the least micro-batches for which `run_mesh` gives a list."""
+        """Return the least number of micro-batches."""
 
     @abstractmethod
     def run_mesh(self, tasks: TaskList, mesh: int, num_meshes: int, num_microbatches: int) -> None:
@@ -97,10 +97,11 @@ class VShapedSchedule(PipelineSchedule):
         """
 
     def table(self, num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
-        """Return the table; of fewer micro-batches than it takes, the others are left out.
+        """Return the table.
 
         Raises:
-            PlanError: The sizes are wrong, or a mesh would not have two stages.
+            PlanError: The sizes are wrong, a mesh would not have two stages, or micro-batches are
+                too few.
         """
         check_sizes(self.name, num_stages, num_microbatches, num_meshes)
         if num_stages != 2 * num_meshes:
@@ -108,12 +109,16 @@ class VShapedSchedule(PipelineSchedule):
                 f"schedule {self.name} runs two stages a mesh, not {num_stages} stages on "
                 f"{num_meshes} meshes; give two stages to each mesh, or take another schedule"
             )
-        enough = max(num_microbatches, self.least_microbatches(num_meshes))
+        if not self.allows(num_meshes, num_microbatches):
+            raise PlanError(
+                f"schedule {self.name}: {num_microbatches} micro-batches on {num_meshes} meshes; "
+                f"at least {self.least_microbatches(num_meshes)} are needed"
+            )
         tables: list[tuple[Task, ...]] = []
         for mesh in range(num_meshes):
             found = TaskList(mesh, num_stages - 1 - mesh)
-            self.run_mesh(found, mesh, num_meshes, enough)
-            tables.append(tuple(t for t in found.tasks if t.microbatch < num_microbatches))
+            self.run_mesh(found, mesh, num_meshes, num_microbatches)
+            tables.append(tuple(found.tasks))
         return Schedule(
             name=self.name,
             num_stages=num_stages,
@@ -123,6 +128,10 @@ class VShapedSchedule(PipelineSchedule):
             splits_backward=True,
             mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
         )
+
+    def allows(self, num_meshes: int, num_microbatches: int) -> bool:
+        """Return whether there are enough micro-batches."""
+        return num_microbatches >= self.least_microbatches(num_meshes)
 
     def mesh_of_stage(self, num_stages: int, num_meshes: int) -> tuple[int, ...]:
         """Return the meshes, down and up again."""

@@ -22,11 +22,11 @@ class ZeroBubbleV(VShapedSchedule):
     """
 
     name: ClassVar[str] = "zb-v"
+    microbatches_text: ClassVar[str] = "at least twice the meshes, less one"
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return half the forwards of both stages before the first backward."""
-        down, up = num_meshes + to_end - 1, num_meshes - to_end + 1
-        return (min(down, num_microbatches) + min(up, num_microbatches)) / 2
+        return num_meshes
 
     def least_microbatches(self, num_meshes: int) -> int:
         """Return as many as are under way before the first mesh has a backward."""

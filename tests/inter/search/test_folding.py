@@ -60,6 +60,12 @@ def test_what_is_predicted_is_what_is_simulated(name: str) -> None:
         Plan.from_json(replace(plan, schedule="interleaved-1f1b").to_json())
 
 
+def test_too_few_micro_batches_are_told() -> None:
+    made, state, batch = perceptron((256,) * 5, 64)
+    with pytest.raises(PlanError, match=r"micro-batches \(2\) at least twice the meshes, less one"):
+        parallel(made, "zb-v", num_microbatches=2).plan(state, batch)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_steps", "x64")
 @pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])

@@ -243,7 +243,7 @@ def _shapes(
             f"{cluster.num_devices} devices of {cluster.name} with {num_layers} layers; stages "
             f"must be {chunks} times as many as equal meshes ("
             f"{', '.join(str(n) for n in sorted(kinds) if n > 1) or 'there is one device only'}), "
-            f"micro-batches ({', '.join(map(str, counts))}) a multiple of the meshes"
+            f"micro-batches ({', '.join(map(str, counts))}) {schedule.microbatches_text}"
         )
     return found
 
