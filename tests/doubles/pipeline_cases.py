@@ -24,11 +24,12 @@ from doubles.scanned_steps import scanned_gpt, second_dim
 from meshwise.models.mixed_precision import cast_floats, first_loss_scale, scale_loss
 from meshwise.plan.stage import REMATS
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import Schedule
 
 NUM_CASES = 200
 NUM_SMALL_CASES = 25
+NUM_FOLDED_CASES = 14
 NUM_DEVICES = 8
 ROWS = 8
 Made = tuple[Step, tuple[Any, ...]]
@@ -152,28 +153,44 @@ def small_case(number: int) -> PipelineCase:
     return _case(rng, number, chosen, num_meshes * chunks + uneven, num_meshes, chunks)
 
 
+def folded_case(number: int) -> PipelineCase:
+    """One of the small cases whose stages lie in a V; equal numbers give equal cases."""
+    rng = random.Random(number)
+    names = tuple(SMALL_MODELS)
+    chosen, schedule = names[number // 2 % len(names)], ("zb-v", "dualpipe-v")[number % 2]
+    return _case(rng, number, chosen, 4 + number % 2, 2, 2, schedule)
+
+
 def _schedule_of(number: int) -> str:
     return _SCHEDULES[number % len(_SCHEDULES)].split()[0]
 
 
 def _case(
-    rng: random.Random, number: int, chosen: str, num_layers: int, num_meshes: int, chunks: int
+    rng: random.Random,
+    number: int,
+    chosen: str,
+    num_layers: int,
+    num_meshes: int,
+    chunks: int,
+    schedule_name: str = "",
 ) -> PipelineCase:
     """Draws what is not given."""
     uneven = number % 2 == 0
-    name, *delayed = _SCHEDULES[number % len(_SCHEDULES)].split()
+    name, *delayed = (schedule_name or _SCHEDULES[number % len(_SCHEDULES)]).split()
     num_stages = num_meshes * chunks
-    count = rng.choice([b for b in (1, 2, 4, 8) if chunks == 1 or b % num_meshes == 0] or [0])
+    allows = tables()[name].allows
+    count = rng.choice([b for b in (1, 2, 4, 8) if allows(num_meshes, b)] or [0])
     if not count:
         # No power of two is a multiple of three meshes: all chunks on one.
         num_meshes, chunks, count = 1, num_stages, rng.choice((1, 2, 4))
     meshes = _submeshes(rng, num_meshes, uneven)
-    stages = tuple(
-        (low, high - 1, meshes[k % num_meshes], rng.choice(REMATS))
-        for k, (low, high) in enumerate(itertools.pairwise(_cuts(rng, num_layers, num_stages)))
-    )
     schedule = make_schedule(
         name, num_stages=num_stages, num_microbatches=count, num_meshes=num_meshes
+    )
+    cuts = itertools.pairwise(_cuts(rng, num_layers, num_stages))
+    stages = tuple(
+        (low, high - 1, meshes[mesh], rng.choice(REMATS))
+        for mesh, (low, high) in zip(schedule.mesh_of_stage, cuts, strict=True)
     )
     if delayed:
         schedule = with_delays(schedule, [rng.randint(0, 4) for _ in range(num_meshes)])

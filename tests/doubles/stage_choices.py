@@ -15,7 +15,7 @@ def choices_of(layers: Layering, case: PipelineCase) -> list[StageChoice]:
     count, num_meshes = case.schedule.num_microbatches, case.schedule.num_meshes
     found: list[StageChoice] = []
     for first in range(0, len(case.stages), num_meshes):
-        more = planned_stages(layers, count, case.stages[first : first + num_meshes])
-        devices = [choice.devices for choice in found[:num_meshes] or more]
-        found += [replace(c, devices=there) for c, there in zip(more, devices, strict=True)]
-    return found
+        found += planned_stages(layers, count, case.stages[first : first + num_meshes])
+    # The first stages lie on the meshes in order.
+    places = [found[mesh].devices for mesh in case.schedule.mesh_of_stage]
+    return [replace(c, devices=there) for c, there in zip(found, places, strict=True)]

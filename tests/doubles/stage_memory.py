@@ -111,8 +111,9 @@ def stage_memories(
             temporary_bytes=max(f.temporary_bytes for f in said),
             weight_bytes=sum(f.weight_bytes for f in said),
         )
-        sizes = predicted.microbatch_bytes, predicted.weight_bytes
-        in_flight, waiting = held_at_peak(table, number, *sizes)
+        both = predicted.microbatch_bytes, predicted.weight_bytes
+        sizes = [[num_bytes] * len(shapes) for num_bytes in both]
+        in_flight, waiting = held_at_peak(table, number, *sizes)[number]
         yield StageMemory(
             shape=shape,
             in_flight=in_flight,

@@ -1,9 +1,9 @@
 """One process of a job that runs pipelines over processes, and compares them with one device.
 
-Its arguments are cases, as `small:3` or `any:17`: those of `doubles.pipeline_cases`.  As `rows:3`
-each process gets the rows of the batch that its devices take, and no others; as `parts:3` an equal
-part of the rows, for `mw.host_batch`.  Before a case may stand the transport, as in
-`device_put:small:3`.  Cases take the strategies of transfers in turn, and small chunks.
+Its arguments are cases, as `small:3`, `any:17` or `folded:2`: those of `doubles.pipeline_cases`.
+As `rows:3` each process gets the rows of the batch that its devices take, and no others; as
+`parts:3` an equal part of the rows, for `mw.host_batch`.  Before a case may stand the transport, as
+in `device_put:small:3`.  Cases take the strategies of transfers in turn, and small chunks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from doubles.layered_steps import SIGNATURE, host
-from doubles.pipeline_cases import MODELS, SMALL_MODELS, PipelineCase, pipeline_case, small_case
+from doubles.pipeline_cases import (
+    MODELS,
+    SMALL_MODELS,
+    PipelineCase,
+    folded_case,
+    pipeline_case,
+    small_case,
+)
 from doubles.stage_choices import choices_of
 from hosts.joined import join
 from meshwise.hosts.data.host_batch import host_batch
@@ -47,6 +54,7 @@ from oracle.tolerances import FP16_LOSS, X64
 _CASES = {
     "small": small_case,
     "any": pipeline_case,
+    "folded": folded_case,
     "rows": small_case,
     "parts": small_case,
 }

@@ -7,11 +7,19 @@ import random
 from meshwise.program.emit import emit
 from meshwise.program.instructions import PipelineProgram
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.registry import make_schedule
+from meshwise.schedules.registry import SCHEDULES, make_schedule
 from meshwise.schedules.schedule import Schedule, Task, dependencies
 from program.specs import chain
 
-NAMES = ("gpipe", "1f1b", "eager-1f1b", "zero-bubble-h1", "interleaved-1f1b")
+NAMES = (
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "zero-bubble-h1",
+    "interleaved-1f1b",
+    "zb-v",
+    "dualpipe-v",
+)
 
 
 def random_table(rng: random.Random, most_stages: int = 5, most_microbatches: int = 4) -> Schedule:
@@ -60,11 +68,11 @@ def random_schedule(rng: random.Random) -> Schedule:
     if rng.random() < 0.4:
         return random_table(rng)
     name, meshes = rng.choice(NAMES), rng.randint(1, 4)
-    several = name == "interleaved-1f1b"
+    chunks, several = SCHEDULES[name].chunks, name == "interleaved-1f1b"
     made = make_schedule(
         name,
-        num_stages=meshes * (rng.randint(1, 2) if several else 1),
-        num_microbatches=meshes * rng.randint(1, 2) if several else rng.randint(1, 4),
+        num_stages=meshes * (rng.randint(1, 2) if several else chunks),
+        num_microbatches=meshes * rng.randint(1, 2) * chunks if chunks > 1 else rng.randint(1, 4),
         num_meshes=meshes,
     )
     if made.splits_backward or rng.random() < 0.6:

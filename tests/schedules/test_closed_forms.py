@@ -49,11 +49,12 @@ def test_bubble_with_any_costs_of_forward_and_backward(name):
 
 @pytest.mark.parametrize("n", NUM_STAGES)
 def test_gradients_are_summed_in_the_same_order_under_every_schedule(n):
-    for name in tables():
-        schedule = make_schedule(name, num_stages=n, num_microbatches=2 * n)
-        for tasks in schedule.tasks:
-            last = WEIGHT if schedule.splits_backward else BACKWARD
-            order = [task.microbatch for task in tasks if task.kind == last]
+    for name, row in tables().items():
+        stages = n * row.chunks
+        schedule = make_schedule(name, num_stages=stages, num_microbatches=2 * n, num_meshes=n)
+        last = WEIGHT if schedule.splits_backward else BACKWARD
+        for stage, tasks in itertools.product(range(stages), schedule.tasks):
+            order = [t.microbatch for t in tasks if (t.kind, t.stage) == (last, stage)]
             assert order == sorted(order)
 
 

@@ -11,6 +11,7 @@ from evaluation.alpacomm.clocks import TaskCosts, clock_times, num_clocks
 from meshwise.errors import PlanError
 from meshwise.schedules.registry import SCHEDULES, make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD
+from meshwise.schedules.v_shaped import VShapedSchedule
 from meshwise.schedules.verify import verify_schedule
 
 SIZES = [(n, m) for n in (1, 2, 3, 4, 8) for m in (8, 16, 24)]
@@ -37,7 +38,7 @@ def test_a_row_stands_under_its_name_and_its_table_under_its_own(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_micro_batches_in_flight_are_those_of_the_table(name):
     row = SCHEDULES[name]
-    for n, m in SIZES:
+    for n, m in [*SIZES, (2, 3), (3, 4), (8, 1), (8, 15)]:
         if not row.allows(n, m):
             continue
         for mesh, tasks in enumerate(row_table(row, n, m).tasks):
@@ -51,6 +52,13 @@ def test_micro_batches_in_flight_are_those_of_the_table(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
+def test_stages_lie_on_the_meshes_of_the_table(name):
+    row = SCHEDULES[name]
+    for n in (1, 2, 3, 8):
+        assert row.mesh_of_stage(n * row.chunks, n) == row_table(row, n, 2 * n).mesh_of_stage
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_time_of_a_step_is_that_of_the_table(name):
     # Gradients of weights that are delayed only shorten the step, by as much as transfers take.
     row = SCHEDULES[name]
@@ -60,6 +68,9 @@ def test_the_time_of_a_step_is_that_of_the_table(name):
         table = row_table(row, n, m)
         weight = 2.0 if table.splits_backward else 0.0
         backward = 0.0 if row.forward_only else 6.0 - weight
+        if isinstance(row, VShapedSchedule):
+            # Their form is of equal passes.
+            backward = weight = forward
         whole = np.array(forward + backward + weight)
         costs = TaskCosts(
             forward=forward / row.chunks,

@@ -10,9 +10,10 @@ from meshwise.schedules.registry import make_schedule, tables
 
 @pytest.mark.parametrize("name", tables())
 def test_a_schedule_bears_the_name_under_which_it_is_found(name):
-    schedule = make_schedule(name, num_stages=2, num_microbatches=2)
+    stages = 2 * tables()[name].chunks
+    schedule = make_schedule(name, num_stages=stages, num_microbatches=4, num_meshes=2)
     assert schedule.name == name
-    assert (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes) == (2, 2, 2)
+    assert (schedule.num_stages, schedule.num_microbatches, schedule.num_meshes) == (stages, 4, 2)
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
@@ -39,6 +40,12 @@ def test_impossible_sizes_are_refused(name, stages, microbatches, meshes, messag
 def test_several_stages_a_mesh_are_refused_with_what_to_do(name):
     with pytest.raises(PlanError, match="one stage a mesh, not 4 stages on 2 meshes; give one"):
         make_schedule(name, num_stages=4, num_microbatches=4, num_meshes=2)
+
+
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_a_v_has_two_stages_a_mesh(name):
+    with pytest.raises(PlanError, match="two stages a mesh, not 4 stages on 4 meshes; give two"):
+        make_schedule(name, num_stages=4, num_microbatches=4)
 
 
 def test_interleaved_1f1b_needs_multiples_of_the_meshes():

@@ -102,7 +102,8 @@ def test_wrong_sizes_are_named(change, message):
 )
 def test_a_swap_passes_only_if_every_task_still_follows_what_it_needs(name, n, rounds, data):
     """Against a check of another kind: cycles in the graph of what each task needs."""
-    schedule = make_schedule(name, num_stages=n, num_microbatches=n * rounds)
+    stages = n * tables()[name].chunks
+    schedule = make_schedule(name, num_stages=stages, num_microbatches=2 * n * rounds, num_meshes=n)
     mesh = data.draw(st.integers(0, n - 1))
     tasks = list(schedule.tasks[mesh])
     i, j = (data.draw(st.integers(0, len(tasks) - 1)) for _ in range(2))

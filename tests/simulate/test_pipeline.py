@@ -71,6 +71,15 @@ def test_zero_bubble_has_the_bubble_and_the_memory_of_facts():
         assert max(timeline.peak_bytes) == max(simulate_pipeline(plain, stages, [], []).peak_bytes)
 
 
+@pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
+def test_a_v_has_the_bubble_and_the_memory_of_facts(name):
+    for n, m in ((2, 4), (4, 8), (8, 32)):
+        schedule = make_schedule(name, num_stages=2 * n, num_microbatches=m, num_meshes=n)
+        timeline = simulate_pipeline(schedule, equal_stages(2 * n, held_bytes=7), [], [])
+        assert timeline.step_time_s == 6 * m + n - 1
+        assert max(timeline.peak_bytes) == (2 * n + (name == "dualpipe-v")) * 7
+
+
 def test_memory_is_that_of_the_micro_batches_in_flight():
     stages = equal_stages(4, held_bytes=10, resident_bytes=1000)
     for name, most in (("gpipe", [8] * 4), ("1f1b", [4, 3, 2, 1]), ("eager-1f1b", [7, 5, 3, 1])):
@@ -110,9 +119,14 @@ def test_equal_transfers_that_meet_none_take_the_clocks_of_the_table(name):
     # Two engines that share no code: the table's clocks, and events.
     costs = TaskCosts(forward=1.0, backward=2.0, weight=0.5, transfer=0.25)
     for n, m in ((2, 4), (4, 8), (5, 10)):
-        schedule = make_schedule(name, num_stages=n, num_microbatches=m)
+        count = n * tables()[name].chunks
+        schedule = make_schedule(name, num_stages=count, num_microbatches=m, num_meshes=n)
+        mesh_of = schedule.mesh_of_stage
         timeline = simulate_pipeline(
-            schedule, equal_stages(n, 1.0, 2.0, 0.5), chain(n, 0.0, 0.25), [HOST] * n
+            schedule,
+            equal_stages(count, 1.0, 2.0, 0.5),
+            [b for b in chain(count, 0.0, 0.25) if mesh_of[b.source] != mesh_of[b.destination]],
+            [HOST] * count,
         )
         assert timeline.step_time_s == pytest.approx(num_clocks(clock_times(schedule, costs)))
 
@@ -142,8 +156,10 @@ def test_eager_1f1b_with_delays_hides_what_plain_1f1b_shows():
 def problems(draw):
     name = draw(st.sampled_from(sorted(tables())))
     n = draw(st.integers(1, 4))
-    v = draw(st.integers(1, 3)) if name in ("interleaved-1f1b", "inference") else 1
-    m = n * draw(st.integers(1, 3))
+    v = tables()[name].chunks
+    if name in ("interleaved-1f1b", "inference"):
+        v = draw(st.integers(1, 3))
+    m = n * v * draw(st.integers(1, 2))
     schedule = make_schedule(name, num_stages=n * v, num_microbatches=m, num_meshes=n)
     if draw(st.booleans()) and not schedule.forward_only and not schedule.splits_backward:
         schedule = with_delays(schedule, [draw(st.integers(0, 4)) for _ in range(n)])

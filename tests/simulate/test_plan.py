@@ -119,7 +119,7 @@ def test_delays_are_no_longer_than_fits() -> None:
         table = make_schedule("eager-1f1b", num_stages=4, num_microbatches=8, num_meshes=4)
         roomy = [dataclasses.replace(s, memory_bytes=1000 * GIB) for s in stages]
         apart = with_delays(table, delays)
-        return max(at_most_held(s, apart, k).peak_bytes for k, s in enumerate(roomy))
+        return max(stage.peak_bytes for stage in at_most_held(roomy, apart))
 
     free = asked(1000 * GIB)
     assert asked(peak(free)) == free

@@ -60,5 +60,5 @@ class AlternatingSchedule(PipelineSchedule):
             num_meshes=num_meshes,
             tasks=tuple(tables),
             splits_backward=False,
-            mesh_of_stage=tuple(range(num_stages)),
+            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
         )

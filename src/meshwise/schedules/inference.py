@@ -44,7 +44,7 @@ class Inference(PipelineSchedule):
             num_meshes=num_meshes,
             tasks=tables,
             splits_backward=False,
-            mesh_of_stage=tuple(stage % num_meshes for stage in range(num_stages)),
+            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
             forward_only=True,
         )
 

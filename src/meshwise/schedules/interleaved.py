@@ -21,6 +21,7 @@ class Interleaved(PipelineSchedule):
     """
 
     name: ClassVar[str] = "interleaved-1f1b"
+    microbatches_text: ClassVar[str] = "a multiple of the meshes"
     depends_on_num_stages: ClassVar[bool] = True
 
     chunks: int = 2
@@ -70,7 +71,7 @@ class Interleaved(PipelineSchedule):
             num_meshes=num_meshes,
             tasks=tuple(tables),
             splits_backward=False,
-            mesh_of_stage=tuple(stage % num_meshes for stage in range(num_stages)),
+            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
         )
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:

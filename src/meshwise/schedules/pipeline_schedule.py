@@ -26,6 +26,7 @@ class PipelineSchedule(ABC):
 
     Class attributes:
         name: The schedule's name, which plans and messages bear.
+        microbatches_text: The micro-batches that `allows` wants, in words; empty for any number.
         forward_only: Whether there is no backward pass; such a schedule cannot be asked for.
         depends_on_num_stages: Whether `in_flight` looks at the number of stages.
 
@@ -37,6 +38,7 @@ class PipelineSchedule(ABC):
     """
 
     name: ClassVar[str]
+    microbatches_text: ClassVar[str] = ""
     forward_only: ClassVar[bool] = False
     depends_on_num_stages: ClassVar[bool] = False
 
@@ -75,6 +77,15 @@ class PipelineSchedule(ABC):
             num_meshes: Meshes of the pipeline: n.
             num_microbatches: Micro-batches of one step: B.
         """
+
+    def mesh_of_stage(self, num_stages: int, num_meshes: int) -> tuple[int, ...]:
+        """Return for each stage the mesh on which it lies: the meshes in turns.
+
+        Args:
+            num_stages: Stages of the pipeline.
+            num_meshes: Meshes; each has equally many stages.
+        """
+        return tuple(stage % num_meshes for stage in range(num_stages))
 
     def fill_s(self, microbatch_s: FloatArray) -> FloatArray:
         """Return the part of a micro-batch's time that shows while the pipeline fills and drains.

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from meshwise.errors import PlanError
 from meshwise.schedules.delay import with_delays
+from meshwise.schedules.dual_pipe_v import DUAL_PIPE_V
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.inference import INFERENCE
@@ -16,6 +17,7 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
+from meshwise.schedules.zero_bubble_v import ZERO_BUBBLE_V
 
 # Of equals the first is taken.
 _ROWS: tuple[PipelineSchedule, ...] = (
@@ -24,6 +26,8 @@ _ROWS: tuple[PipelineSchedule, ...] = (
     EAGER,
     ZERO_BUBBLE,
     Interleaved(chunks=2),
+    ZERO_BUBBLE_V,
+    DUAL_PIPE_V,
     replace(ONE_F_ONE_B, hides_transfers=True, delays_weights=True),
     replace(EAGER, delays_weights=True),
     INFERENCE,

@@ -1,7 +1,6 @@
 """One step of a pipeline as the simulator sees it, from the costs of its chunks.
 
-A chunk is a run of layers.  A mesh has one, or several with interleaving: chunk k of n meshes runs
-on mesh k mod n.
+A chunk is a run of layers.  A mesh has one, or several, as the schedule says.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ def simulate_chunks(
             and those that come back there.
         hides_transfers: Whether transfers between stages run beside computation.
     """
-    places = [k % len(meshes) for k in range(len(chunks))]
     boundaries = [
         StageBoundary(
             source=k,
@@ -99,7 +97,7 @@ def simulate_chunks(
             backward=flows_between(cluster, meshes[b], meshes[a], back, chunks[k].backward_passing),
         )
         for k, ((a, b), (there, back)) in enumerate(
-            zip(pairwise(places), crossing_bytes, strict=True)
+            zip(pairwise(table.mesh_of_stage), crossing_bytes, strict=True)
         )
         if a != b
     ]

@@ -119,6 +119,11 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
                 f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "
                 f"{len(stages)} stages on {plan.num_meshes} meshes; plan with that schedule"
             )
+        if changes.schedule.mesh_of_stage(len(stages), plan.num_meshes) != plan.mesh_of_stage:
+            raise PlanError(
+                f"schedule {changes.schedule.name} puts stages on other meshes than the plan; plan "
+                "with that schedule"
+            )
         hides = changes.schedule.hides_transfers
         delays = asked_delays(changes.schedule, stages, cluster, count)
         table = changes.schedule.table(len(stages), count, plan.num_meshes)

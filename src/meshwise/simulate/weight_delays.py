@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.stage import Stage
 from meshwise.schedules.delay import spread_delays, with_delays
-from meshwise.schedules.in_flight import held_at_peak
+from meshwise.schedules.in_flight import Held, held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
@@ -67,21 +67,29 @@ def fits(stages: Sequence[Stage], schedule: Schedule) -> bool:
         schedule: It splits the backward pass.
     """
     return all(
-        at_most_held(stage, schedule, number).peak_bytes <= stage.memory_bytes
-        for number, stage in enumerate(stages)
+        stage.peak_bytes <= stage.memory_bytes
+        for stage in at_most_held(stages, schedule)
         if stage.weights is not None
     )
 
 
-def at_most_held(stage: Stage, schedule: Schedule, number: int) -> Stage:
-    """Return a stage with the micro-batches that it holds when it holds most.
+def at_most_held(stages: Sequence[Stage], schedule: Schedule) -> tuple[Stage, ...]:
+    """Return the stages with the micro-batches that each holds when its mesh holds most.
 
     Args:
-        stage: The stage, its gradients of weights apart.
-        schedule: It splits the backward pass.
-        number: The number of the stage.
+        stages: The stages of the pipeline.
+        schedule: Their schedule.
     """
-    late = stage.weights
-    assert late is not None
-    in_flight, waiting = held_at_peak(schedule, number, stage.microbatch_bytes, late.held_bytes)
-    return replace(stage, in_flight=in_flight, weights=replace(late, waiting=waiting))
+    held_bytes = [stage.microbatch_bytes for stage in stages]
+    late_bytes = [0 if stage.weights is None else stage.weights.held_bytes for stage in stages]
+    found: dict[int, Held] = {}
+    for mesh in range(schedule.num_meshes):
+        found |= held_at_peak(schedule, mesh, held_bytes, late_bytes)
+    return tuple(
+        replace(
+            stage,
+            in_flight=found[k].in_flight,
+            weights=stage.weights and replace(stage.weights, waiting=found[k].waiting),
+        )
+        for k, stage in enumerate(stages)
+    )

@@ -28,7 +28,7 @@ from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import layers_of
 from meshwise.report.simulation_text import simulation_text
-from meshwise.schedules.in_flight import held_on_mesh
+from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule
@@ -74,7 +74,9 @@ def test_what_a_mesh_holds_is_the_most_of_any_time(n: int, v: int, rounds: int, 
     table = make_schedule(NAME, num_stages=n * v, num_microbatches=n * rounds, num_meshes=n)
     sizes = [float(x) for x in np.random.default_rng(seed).integers(1, 9, n * v)]
     for mesh, tasks in enumerate(table.tasks):
-        held = held_on_mesh(table, mesh, sizes)
+        found = held_at_peak(table, mesh, sizes, sizes)
+        held = {k: count for k, (count, waiting) in found.items() if waiting == 0}
+        assert held.keys() == found.keys()
         assert all(held[k] <= in_flight(table)[k] for k in held)
         now, most = 0.0, 0.0
         for task in tasks:

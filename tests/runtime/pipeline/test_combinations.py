@@ -15,9 +15,11 @@ from doubles.layered_steps import SIGNATURE, assert_replicas_are_equal, host
 from doubles.pipeline_cases import (
     MODELS,
     NUM_CASES,
+    NUM_FOLDED_CASES,
     NUM_SMALL_CASES,
     SMALL_MODELS,
     PipelineCase,
+    folded_case,
     pipeline_case,
     small_case,
 )
@@ -132,6 +134,11 @@ def params(
 
 @pytest.mark.parametrize("case", params(NUM_SMALL_CASES, small_case, QUICK))
 def test_a_small_pipeline_of_any_kind_is_the_step(case: PipelineCase, host_path: list[Any]) -> None:
+    check(case, host_path)
+
+
+@pytest.mark.parametrize("case", params(NUM_FOLDED_CASES, folded_case, (0, 3)))
+def test_a_pipeline_in_a_v_is_the_step(case: PipelineCase, host_path: list[Any]) -> None:
     check(case, host_path)
 
 

@@ -116,8 +116,10 @@ def check_planned_memory(pipeline: Pipeline, measured: list[tuple[int, ...]]) ->
             temporary_bytes=max(f.temporary_bytes for f in said),
             weight_bytes=sum(f.weight_bytes for f in said),
         )
-        sizes = total.microbatch_bytes, total.weight_bytes
-        planned = total.peak_bytes(*held_at_peak(pipeline.schedule, stage, *sizes))
+        # Each mesh has one stage.
+        both = total.microbatch_bytes, total.weight_bytes
+        sizes = [[num_bytes] * len(pipeline.meshes) for num_bytes in both]
+        planned = total.peak_bytes(*held_at_peak(pipeline.schedule, stage, *sizes)[stage])
         found = max(now[stage] for now in measured)
         held = planned - total.temporary_bytes
         assert 0.97 * held <= found <= (planned if splits else 1.03 * held)

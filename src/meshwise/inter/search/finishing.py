@@ -39,7 +39,6 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.verify import verify_decision
 from meshwise.schedules.delay import with_delays
-from meshwise.schedules.in_flight import held_on_mesh
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.timeline import Timeline
@@ -157,7 +156,7 @@ class _Chosen:
         problem, first = self.found.problem, self._first_devices(cluster)
         schedule, count = problem.schedule, problem.num_microbatches
         table = schedule.table(len(first), count, len(set(first)))
-        stages = tuple(self._stage(index, place) for index, place in enumerate(first))
+        stages = tuple(self._stage(index, first) for index in range(len(first)))
         neighbours = planned_neighbours(
             stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
         )
@@ -170,14 +169,14 @@ class _Chosen:
             for index, stage in enumerate(stages)
         )
         if table.num_meshes < len(stages):
-            stages = _on_shared_meshes(stages, table)
+            stages = at_most_held(stages, table)
         # Delays may take what is left, not what values that wait need.
         stages = self._with_waiting(stages, neighbours, table)
         delays = asked_delays(schedule, stages, cluster, count)
         if delays:
             table = with_delays(table, delays)
         if table.splits_backward:
-            stages = tuple(at_most_held(stage, table, k) for k, stage in enumerate(stages))
+            stages = at_most_held(stages, table)
             stages = self._with_waiting(stages, neighbours, table)
         changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
         check_room(stages, table, changing)
@@ -262,7 +261,7 @@ class _Chosen:
             for piece, entry in zip(pieces, entries, strict=True)
         ]
 
-    def _stage(self, index: int, first_device: int) -> Stage:
+    def _stage(self, index: int, first_devices: Sequence[int]) -> Stage:
         """Return a stage, without what it does in a step."""
         found, problem, source = self.found, self.found.problem, self.source
         span = found.plan.stages[index]
@@ -270,8 +269,9 @@ class _Chosen:
         run = stage_plan(found, self.costs, span)
         memory, submesh = run.memory, problem.costs.submeshes[span.submesh]
         facts = [layer for _, _, layer in self._layers(index)]
-        is_last = index == len(found.plan.stages) - 1
-        sent = 0 if is_last else source.crossing_bytes(span.last_layer)
+        # What follows on its own mesh is not sent.
+        sends = any(place != first_devices[index] for place in first_devices[index + 1 : index + 2])
+        sent = source.crossing_bytes(span.last_layer) if sends else 0
         return Stage(
             layers=tuple(
                 Layer(
@@ -286,7 +286,7 @@ class _Chosen:
                 for k, layer in enumerate(facts, span.first_layer)
             ),
             submesh=found.kinds[span.submesh].shape,
-            first_device=first_device,
+            first_device=first_devices[index],
             mesh=variant.mesh,
             remat=variant.remat,
             forward_s=sum(layer.forward_s for layer in facts),
@@ -382,15 +382,6 @@ def finished(
         REPORT,
     )
     return plan, timeline
-
-
-def _on_shared_meshes(stages: Sequence[Stage], table: Schedule) -> tuple[Stage, ...]:
-    """With the micro-batches that each holds when its mesh holds most."""
-    sizes = [float(stage.microbatch_bytes) for stage in stages]
-    held: dict[int, int] = {}
-    for mesh in range(table.num_meshes):
-        held |= held_on_mesh(table, mesh, sizes)
-    return tuple(replace(stage, in_flight=held[k]) for k, stage in enumerate(stages))
 
 
 def _passes(stage: Stage) -> bool:

@@ -1,13 +1,13 @@
-"""Interleaved 1F1B: equal meshes in turns, each with several stages.
+"""Schedules with several stages on each of some equal meshes, in turns or in the shape of a V.
 
-With n meshes and v stages on each of them, stage k runs on mesh k mod n, so that a pipeline fills
-and drains in a v-th of the time.  All meshes have one shape and plan their layers in one way, as
-Megatron-LM's do; the layers are cut so that the slowest stage takes the least, and among such cuts
-stages are as equal as can be.  What fits is ranked by the closed form of the schedule; the plans
-that promise most are simulated, and the fastest is taken.  It is the best of these, no more.  What
-is bounded above them is not planned.
+With n meshes and v stages on each of them a pipeline fills and drains in a v-th of the time, or in
+less.  The schedule says which stage lies where.  All meshes have one shape and plan their layers in
+one way, as Megatron-LM's do; the layers are cut so that the slowest stage takes the least, and
+among such cuts stages are as equal as can be.  What fits is ranked by the closed form of the
+schedule; the plans that promise most are simulated, and the fastest is taken.  It is the best of
+these, no more.  What is bounded above them is not planned.
 
-Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule, and its times).
+Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule, schedules in a V, their times).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import bytes_per_s
-from meshwise.schedules.in_flight import held_on_mesh
+from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.units import bytes_text
 
@@ -83,7 +83,7 @@ def interleaved_pipelines(
     Args:
         cluster: Where they run; of equal hosts.
         options: What is searched; `num_stages` is of all meshes together.
-        schedule: Interleaved 1F1B with its number of stages a mesh.
+        schedule: A schedule of several stages a mesh.
         costs: Plans layers.
         report: Is told of progress.
         most: So many at most.
@@ -243,7 +243,7 @@ def _shapes(
             f"{cluster.num_devices} devices of {cluster.name} with {num_layers} layers; stages "
             f"must be {chunks} times as many as equal meshes ("
             f"{', '.join(str(n) for n in sorted(kinds) if n > 1) or 'there is one device only'}), "
-            f"micro-batches ({', '.join(map(str, counts))}) a multiple of the meshes"
+            f"micro-batches ({', '.join(map(str, counts))}) {schedule.microbatches_text}"
         )
     return found
 
@@ -266,12 +266,13 @@ def _interleaved(
     cuts = best_cuts(busy, num_stages)
     if cuts is None:
         return None
-    sent = _transfer_s(kind, cuts, count, costs)
+    mesh_of = schedule.mesh_of_stage(num_stages, num_meshes)
+    sent = _transfer_s(kind, cuts, mesh_of, count, costs)
     load = [0.0] * num_meshes
     once = [0.0] * num_meshes
-    for k, at in enumerate(cuts):
-        load[k % num_meshes] += float(busy[at]) + sent[k]
-        once[k % num_meshes] += float(runs.once_s[at])
+    for k, (at, mesh) in enumerate(zip(cuts, mesh_of, strict=True)):
+        load[mesh] += float(busy[at]) + sent[k]
+        once[mesh] += float(runs.once_s[at])
     share = _fill_share(schedule)
     time = StepTime(
         fill_s=sum(load) * share,
@@ -281,16 +282,17 @@ def _interleaved(
     )
     table = schedule.table(num_stages, count, num_meshes)
     peaks: list[float] = []
+    sizes = [float(runs.microbatch_bytes[at]) for at in cuts]
+    # What gradients of weights wait for is not known yet.
+    late = [0.0] * num_stages
     for mesh in range(num_meshes):
-        mine = range(mesh, num_stages, num_meshes)
-        held = held_on_mesh(table, mesh, [float(runs.microbatch_bytes[at]) for at in cuts])
+        held = held_at_peak(table, mesh, sizes, late)
         peaks.append(
             sum(
-                float(runs.resident_bytes[cuts[k]])
-                + held[k] * float(runs.microbatch_bytes[cuts[k]])
-                for k in mine
+                float(runs.resident_bytes[cuts[k]]) + in_flight * sizes[k]
+                for k, (in_flight, _) in held.items()
             )
-            + max(float(runs.temporary_bytes[cuts[k]]) for k in mine)
+            + max(float(runs.temporary_bytes[cuts[k]]) for k in held)
         )
     return _Interleaved(
         kind=kind,
@@ -303,11 +305,15 @@ def _interleaved(
     )
 
 
-def _transfer_s(kind: SubmeshKind, cuts: Ranges, count: int, costs: VariantCosts) -> list[float]:
+def _transfer_s(
+    kind: SubmeshKind, cuts: Ranges, mesh_of: Sequence[int], count: int, costs: VariantCosts
+) -> list[float]:
     """Seconds in which each stage sends one micro-batch on, and what comes back for it."""
     rate, latency_s = bytes_per_s(kind, kind)
-    sizes = [costs.source.crossing_bytes(last) / count for _, last in cuts[:-1]]
-    return [2 * (size / rate + latency_s) for size in sizes] + [0.0]
+    return [
+        2 * (costs.source.crossing_bytes(last) / count / rate + latency_s) if here != there else 0.0
+        for (_, last), (here, there) in zip(cuts, itertools.pairwise(mesh_of), strict=False)
+    ] + [0.0]
 
 
 def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
@@ -376,9 +382,13 @@ def _found(
             last_layer=last,
             submesh=0,
             variant=0,
-            first_device=k % chosen.num_meshes * kind.num_devices,
+            first_device=mesh * kind.num_devices,
         )
-        for k, (first, last) in enumerate(chosen.cuts)
+        for (first, last), mesh in zip(
+            chosen.cuts,
+            schedule.mesh_of_stage(len(chosen.cuts), chosen.num_meshes),
+            strict=True,
+        )
     )
     return FoundPipeline(
         plan=StagePlan(
