@@ -62,8 +62,7 @@ class _Compute:
         operands = tuple(use.layout for use in decided.uses)
         byte_count = moved_bytes(shape, member, operands, decided.results, evaluator.sizes)
         dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-        tensors = [shape.locals[x] for x in member.inputs]
-        edges_s = evaluator.edges_s(member.op, chosen[0], tensors)
+        edges_s = evaluator.edges_s(member, chosen[0], shape.locals)
         return evaluator.operator_s(member.op, chosen[0], byte_count, dtype) + edges_s
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator, Tensor
-from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import SUM, Layout, used_axes
 from meshwise.graph.loops import NONE, Strategy, enumerate_strategies, passing
+from meshwise.graph.sends import sends
 from meshwise.intra.block_shapes import BlockShapes
 from meshwise.intra.options import ALPA, AllowedChoices
 from meshwise.intra.shapes import (
@@ -90,24 +90,29 @@ class Evaluator:
             self._feasible[key] = tuple(enumerate_strategies(op.rule, self.sizes))
         return self._feasible[key]
 
-    def operator_s(self, op: Operator, strategy: Strategy, byte_count: int, dtype: str) -> float:
-        """Seconds of one operator on one device."""
+    def operator_s(self, op: Operator, strategy: Strategy, byte_count: float, dtype: str) -> float:
+        """Seconds of one operator on one device; of what it holds all is written and read once."""
         if self.objective == ALPA:
             return 0.0
-        flop = op.flop / strategy_parts(op, strategy, self.sizes)
+        parts = strategy_parts(op, strategy, self.sizes)
         device = self.mesh.device
-        return max(device.dense_s(flop, dtype), byte_count / device.memory_bytes_per_s)
+        byte_count += 2 * op.scratch_bytes / parts
+        return max(device.dense_s(op.flop / parts, dtype), byte_count / device.memory_bytes_per_s)
 
-    def edges_s(self, op: Operator, strategy: Strategy, operands: Sequence[Tensor]) -> float:
-        """Seconds that an operator takes to exchange the edges of its blocks."""
-        total = 0.0
-        shapes = [tensor.shape for tensor in operands]
-        for edge, elements in edge_elements(op.rule, strategy, self.sizes, shapes):
-            if PERMUTE in self.forbid:
-                return math.inf
-            num_bytes = elements * operands[edge.halo.operand].itemsize * edge.group_size
-            total += collective_time_s(PERMUTE, edge.axes, num_bytes, self.mesh)
-        return total
+    def edges_s(self, member: Member, strategy: Strategy, tensors: Sequence[Tensor]) -> float:
+        """Seconds in which a member of a block with these locals exchanges edges and blocks."""
+        rule = member.op.rule
+        if not rule.halos and rule.ring is None:
+            return 0.0
+        operands = [tensors[x] for x in member.inputs]
+        results = [tensors[x] for x in member.outputs]
+        found = sends(rule, strategy, self.sizes, operands, results)
+        if found and PERMUTE in self.forbid:
+            return math.inf
+        return sum(
+            send.times * collective_time_s(PERMUTE, send.axes, send.num_bytes, self.mesh)
+            for send in found
+        )
 
     # -- one operator alone -------------------------------------------------------------------
 
@@ -165,7 +170,7 @@ class Evaluator:
             if found is None:
                 continue
             operands, results = found
-            edges_s = self.edges_s(op, strategy, [shape.locals[x] for x in member.inputs])
+            edges_s = self.edges_s(member, strategy, shape.locals)
             if not math.isfinite(edges_s):
                 continue
             strategies.append((strategy,))
@@ -342,9 +347,8 @@ class Evaluator:
     def cluster_edges_s(self, shape: BlockShape, chosen: tuple[Strategy, ...]) -> float:
         """Seconds that the members of a cluster take to exchange edges."""
         return sum(
-            self.edges_s(m.op, strategy, [shape.locals[x] for x in m.inputs])
+            self.edges_s(m, strategy, shape.locals)
             for m, strategy in zip(shape.members, chosen, strict=True)
-            if m.op.rule.halos
         )
 
     def fused_s(self, shape: BlockShape, walk: Walk) -> float:

@@ -67,6 +67,11 @@ class Shards(ABC):
     def is_first(self, loop: int) -> jax.Array | bool:
         """Return whether this is the first part of a loop, where a replicated term counts."""
 
+    def axis_names(self, loop: int) -> tuple[str, ...]:
+        """Return the names of the mesh axes that split a loop; none where it is split in time."""
+        del loop
+        return ()
+
     def local_size(self, loop: int) -> int:
         """Return the local trip count of a loop."""
         return self.rule.loops[loop].size // self.parts(loop)
@@ -127,6 +132,12 @@ def no_flop(eqn: Equation) -> float:
     return 0.0
 
 
+def no_scratch(eqn: Equation) -> float:
+    """Return the bytes that a primitive holds beside operands and results: none."""
+    del eqn
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class PrimitiveRule:
     """A row of the table.
@@ -137,6 +148,7 @@ class PrimitiveRule:
         flop: Returns the FLOP of the equation on whole tensors.
         heavy: Whether it counts as a dense product or convolution.
         dim_orders: Orders of dims of an equation, as in `graph.Operator`.
+        scratch: Bytes that it holds beside operands and results, as in `graph.Operator`.
     """
 
     rule: RuleFn
@@ -144,3 +156,4 @@ class PrimitiveRule:
     flop: FlopFn = result_elements
     heavy: bool = False
     dim_orders: DimOrdersFn = no_dim_orders
+    scratch: FlopFn = no_scratch

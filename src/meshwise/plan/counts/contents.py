@@ -152,6 +152,7 @@ def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> D
             math.prod(local_shape(t.shape, layout, mesh.sizes)) * t.itemsize
             for t, layout in zip(tensors, layouts, strict=True)
         )
+        num_bytes += 2 * site.operator.scratch_bytes / parts
         compute_s += device.dense_s(here, tensors[0].dtype, site.times)
         memory_s += site.times * num_bytes / device.memory_bytes_per_s
         for kind, value in moves.operators.get(site.path, {}).items():
