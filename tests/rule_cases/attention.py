@@ -34,13 +34,14 @@ _BIASED = (Elementwise(lax.add_p, (), (0, 1)),)
 _MASKED = (Number(-1e30, "float32"), Elementwise(_SELECT, (), (1, 2, 0)))
 
 
-def _attention(num_batch: int, steps: tuple[Any, ...] = ()) -> Attention:
+def _attention(num_batch: int, steps: tuple[Any, ...] = (), chunk: int = 1024) -> Attention:
     return Attention(
         num_batch=num_batch,
         scores=Scores(steps),
         score_dtype="float32",
         weight_dtype="float32",
         result_dtype="float32",
+        chunk=chunk,
     )
 
 
@@ -104,5 +105,6 @@ CASES = (
         _operands((8,), (), 4, 8),
         (bools(8, 1, 8),),
     ),
+    *_both("chunks", _attention(1, _CAUSAL, 2), _operands((2,), (), 16, 32)),
     *_both("no batch", _attention(0), _operands((), (), 8, 8)),
 )

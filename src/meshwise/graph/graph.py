@@ -57,8 +57,9 @@ class Operator:
         apart: It decides alone in planning, since its result is pinned.
         dim_orders: Of a convolution the dims of image, kernel and result in the order (batch,
             feature, space), or (results, features, space) of the kernel; empty for others.
-        scratch_bytes: Bytes that the whole operator holds beside operands and results while it
-            runs, each of them written and read once; 0 for most.
+        scratch_bytes: Bytes that the whole operator makes beside its results, each of them written
+            and read once; 0 for most.
+        scratch_share: Share of these that a device holds at once, of its own part.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Operator:
     apart: bool = False
     dim_orders: tuple[tuple[int, ...], ...] = ()
     scratch_bytes: float = 0.0
+    scratch_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from meshwise.graph.barriers import BARRIER, joint_barriers
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.halo import edge_elements, extended_shape
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.graph.sends import ring_axes, ring_bytes
 from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.memory.dim_orders import copied_into_other_orders
 from meshwise.memory.invariants import rounded_constants
@@ -21,9 +20,9 @@ from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalVa
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.operands import beside, passed, rewritten
 from meshwise.memory.pooling import POOLING_GRADIENT, pooled_comparisons, zeros_beside
+from meshwise.memory.scratch import scratch_bytes
 from meshwise.memory.target import Target
 from meshwise.memory.treatment import image_dims, is_batched, is_grouped
-from meshwise.plan.counts.flop import strategy_parts
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import ReshardingStep, path
@@ -329,19 +328,13 @@ class _Writer:
     def scratch(
         self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
     ) -> int:
-        """Add what an operator holds while it runs, and blocks that come while others go."""
-        sizes = self.mesh.sizes
-        parts = strategy_parts(op, chosen.strategy, sizes)
-        num_bytes = 0
-        if axes := ring_axes(op.rule, chosen.strategy, sizes):
-            # Of a block of keys only the scores with the rows of one device are there.
-            parts *= math.prod(sizes[a] for a in axes)
-            tensors = [self.graph.tensors[t] for t in op.inputs]
-            results = [self.graph.tensors[t] for t in op.outputs]
-            num_bytes = 2 * sum(ring_bytes(op.rule, chosen.strategy, sizes, tensors, results))
-        size = num_bytes + math.ceil(op.scratch_bytes / parts)
+        """Add what an operator holds while it runs."""
+        tensors, sizes = self.graph.tensors, self.mesh.sizes
+        size = scratch_bytes(op, chosen.strategy, sizes, tensors)
         t = op.outputs[0]
-        return self.out.add(LocalValue(InstructionKind.OPAQUE, tuple(operands), size, t, time))
+        return self.out.add(
+            LocalValue(InstructionKind.OPAQUE, tuple(operands), size, t, time, is_copy=True)
+        )
 
     def in_lanes(self, value: int, op: Operator, layout: Layout, time: int) -> int:
         """Return an image as a convolution reads it: one of few features is spread in two steps."""

@@ -91,6 +91,7 @@ class Shards(ABC):
 RuleFn = Callable[[Equation], LoopRule]
 LocalFn = Callable[[Equation, Shards, Sequence[jax.Array]], list[jax.Array]]
 FlopFn = Callable[[Equation], float]
+ScratchFn = Callable[[Equation], tuple[float, float]]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
@@ -132,10 +133,10 @@ def no_flop(eqn: Equation) -> float:
     return 0.0
 
 
-def no_scratch(eqn: Equation) -> float:
-    """Return the bytes that a primitive holds beside operands and results: none."""
+def no_scratch(eqn: Equation) -> tuple[float, float]:
+    """Return the bytes that a primitive makes beside its results, none, and the share it holds."""
     del eqn
-    return 0.0
+    return 0.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,8 @@ class PrimitiveRule:
         flop: Returns the FLOP of the equation on whole tensors.
         heavy: Whether it counts as a dense product or convolution.
         dim_orders: Orders of dims of an equation, as in `graph.Operator`.
-        scratch: Bytes that it holds beside operands and results, as in `graph.Operator`.
+        scratch: Bytes that it makes beside its results, and the share of them that it holds at
+            once, as in `graph.Operator`.
     """
 
     rule: RuleFn
@@ -156,4 +158,4 @@ class PrimitiveRule:
     flop: FlopFn = result_elements
     heavy: bool = False
     dim_orders: DimOrdersFn = no_dim_orders
-    scratch: FlopFn = no_scratch
+    scratch: ScratchFn = no_scratch

@@ -132,6 +132,7 @@ def to_graph(
             operators.append(_structured_operator(node, rules))
             continue
         row, rule, flop, detail = rules.lookup(node.equation)
+        scratch_bytes, scratch_share = row.scratch(node.equation)
         operators.append(
             Operator(
                 kind=node.name,
@@ -143,7 +144,8 @@ def to_graph(
                 where=source_line(node.source),
                 detail=detail,
                 dim_orders=row.dim_orders(node.equation),
-                scratch_bytes=row.scratch(node.equation),
+                scratch_bytes=scratch_bytes,
+                scratch_share=scratch_share,
             )
         )
     return Graph(

@@ -1,23 +1,28 @@
 """Attention on one device: rows of queries that stay, blocks of keys and values that come by.
 
 The softmax runs on: a block with a larger score scales what was summed before it.  So no more than
-the scores of one block are held.  Gradients make the scores of each block again, and need of each
-row what the forward pass kept: its largest score, and the sum of its exponentials.
+the scores with one block are held, or with a *chunk* of a long one.  Gradients make the scores of
+each chunk again, and need of each row what the forward pass kept: its largest score, and the sum of
+its exponentials.
 
 Source: Milakov and Gimelshein 2018 (the running softmax); Liu, Zaharia and Abbeel 2023 (the ring).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwise.rules.attention.scores import KEY, Scores
+
+
+# A chunk that is smaller than this part of what is allowed costs more than it saves.
+_SMALLEST_PART = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,7 @@ class Attention:
         weight_dtype: Dtype in which weights enter the second product.
         result_dtype: Dtype of the result.
         precision: Precision of the two products.
+        chunk: Number of keys with which scores are made at once, at most.
     """
 
     num_batch: int
@@ -42,6 +48,12 @@ class Attention:
     weight_dtype: str
     result_dtype: str
     precision: tuple[Any, Any] = (None, None)
+    chunk: int = 1024
+
+    def chunk_of(self, num_keys: int) -> int:
+        """Return the size of equal chunks of a block of keys; the block if it has no such parts."""
+        size = max(d for d in range(1, min(num_keys, self.chunk) + 1) if num_keys % d == 0)
+        return size if size * _SMALLEST_PART >= min(num_keys, self.chunk) else num_keys
 
     @property
     def sum_dtype(self) -> Any:
@@ -113,7 +125,7 @@ ALONE = Place()
 
 
 class _Sums(NamedTuple):
-    """What a row has of the blocks so far: largest score, sum of exponentials, sum of values."""
+    """What a row has of the keys so far: largest score, sum of exponentials, sum of values."""
 
     largest: Array
     total: Array
@@ -121,8 +133,11 @@ class _Sums(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
-    """Keys and values on their way, with what they are compared with."""
+class _Rows:
+    """The rows of a device, with what they need of keys and values that come by.
+
+    A block is keys and values side by side, so that they are sent at once.
+    """
 
     attention: Attention
     place: Place
@@ -135,15 +150,42 @@ class _Block:
         at = self.num_key_features
         return block[..., :at], block[..., at:]
 
-    def scores(self, product: Array, turn: Array | int) -> Array:
-        """Return the scores of what comes by in a turn, in the dtype in which the softmax runs."""
+    def scores(self, product: Array, start: Array | int) -> Array:
+        """Return the scores with keys that begin at a number."""
         size = product.shape[KEY]
-        start = (self.place.rank - turn) % self.place.count * size
         others = [
             lax.dynamic_slice_in_dim(x, start, size, axis=x.ndim - 1) if x.shape[KEY] > size else x
             for x in self.others
         ]
         return self.attention.scores.of(product, others, self.place.row_start, start)
+
+    def start(self, block: Array, turn: Array | int) -> Array | int:
+        """Return the number of the first key of the block that comes by in a turn."""
+        return (self.place.rank - turn) % self.place.count * block.shape[-2]
+
+    def over(self, block: Array, turn: Array | int, step: _Step, carry: Any) -> Any:
+        """Take a step with each chunk of a block.
+
+        Args:
+            block: The block.
+            turn: In which turn it comes by.
+            step: What is done with (carry, chunk, its place in the block, number of its first key).
+            carry: What goes from one chunk to the next.
+        """
+        start, num_keys = self.start(block, turn), block.shape[-2]
+        size = self.attention.chunk_of(num_keys)
+        if size == num_keys:
+            return step(carry, block, 0, start)
+
+        def chunk(carry: Any, number: Array) -> tuple[Any, None]:
+            at = number * size
+            taken = lax.dynamic_slice_in_dim(block, at, size, axis=block.ndim - 2)
+            return step(carry, taken, at, start + at), None
+
+        return lax.scan(chunk, carry, jnp.arange(num_keys // size))[0]
+
+
+_Step: TypeAlias = Callable[[Any, Array, Array | int, Array | int], Any]
 
 
 def attention_of(
@@ -164,43 +206,37 @@ def attention_of(
         others: Other operands of the scores: rows of the device, all keys.
         place: Where it stands.
     """
-    block = _Block(attention, place, queries, others, keys.shape[-1])
+    rows = _Rows(attention, place, queries, others, keys.shape[-1])
+    dtype = attention.sum_dtype
 
-    def after(sums: _Sums | None, taken: Array, turn: Array | int) -> _Sums:
-        keys, values = block.parts(taken)
-        scores = block.scores(attention.product(queries, keys), turn).astype(attention.sum_dtype)
-        largest = jnp.max(scores, axis=KEY)
-        if sums is not None:
-            largest = jnp.maximum(largest, sums.largest)
+    def step(sums: _Sums, taken: Array, at: Array | int, start: Array | int) -> _Sums:
+        del at
+        keys, values = rows.parts(taken)
+        scores = rows.scores(attention.product(queries, keys), start).astype(dtype)
+        largest = jnp.maximum(jnp.max(scores, axis=KEY), sums.largest)
         # Where all is masked with -inf so far, nothing is summed.
         shift = jnp.where(jnp.isneginf(largest), 0, largest)
         weights = jnp.exp(scores - shift[..., None])
-        total = jnp.sum(weights, axis=KEY)
-        mixed = attention.mixed(weights.astype(attention.weight_dtype), values)
-        if sums is None:
-            return _Sums(largest, total, mixed)
         scale = jnp.exp(sums.largest - shift)
-        return _Sums(largest, sums.total * scale + total, sums.mixed * scale[..., None] + mixed)
+        mixed = attention.mixed(weights.astype(attention.weight_dtype), values)
+        total = sums.total * scale + jnp.sum(weights, axis=KEY)
+        return _Sums(largest, total, sums.mixed * scale[..., None] + mixed)
+
+    sums = _Sums(
+        jnp.full(queries.shape[:-1], -jnp.inf, dtype),
+        jnp.zeros(queries.shape[:-1], dtype),
+        jnp.zeros((*queries.shape[:-1], values.shape[-1]), dtype),
+    )
+
+    def turn(carry: tuple[_Sums, Array], number: Array) -> tuple[tuple[_Sums, Array], None]:
+        sums, taken = carry
+        # The next block is under way while this one is computed with.
+        return (rows.over(taken, number, step, sums), place.passed_on(taken)), None
 
     taken = lax.concatenate([keys, values], keys.ndim - 1)
-    if place.count == 1:
-        sums = after(None, taken, 0)
-    else:
-        rows = queries.shape[:-1]
-        dtype = attention.sum_dtype
-        start = _Sums(
-            jnp.full(rows, -jnp.inf, dtype),
-            jnp.zeros(rows, dtype),
-            jnp.zeros((*rows, values.shape[-1]), dtype),
-        )
-
-        def turn(carry: tuple[_Sums, Array], number: Array) -> tuple[tuple[_Sums, Array], None]:
-            sums, taken = carry
-            # The next block is under way while this one is computed with.
-            return (after(sums, taken, number), place.passed_on(taken)), None
-
-        (sums, taken), _ = lax.scan(turn, (start, taken), jnp.arange(place.count - 1))
-        sums = after(sums, taken, place.count - 1)
+    if place.count > 1:
+        (sums, taken), _ = lax.scan(turn, (sums, taken), jnp.arange(place.count - 1))
+    sums = rows.over(taken, place.count - 1, step, sums)
     result = sums.mixed / sums.total[..., None]
     return result.astype(attention.result_dtype), sums.largest, sums.total
 
@@ -229,39 +265,42 @@ def gradients_of(
         others: Other operands of the scores: rows of the device, all keys.
         place: Where it stands.
     """
-    at = keys.shape[-1]
-    block = _Block(attention, place, queries, others, at)
+    rows = _Rows(attention, place, queries, others, keys.shape[-1])
+    dtype = attention.sum_dtype
     largest, total = sums
 
-    def shares(taken: Array, turn: Array | int) -> tuple[Array, Array]:
-        """Return what one block gives to queries, and to its own keys and values."""
-        keys, values = block.parts(taken)
+    def step(
+        carry: tuple[Array, Array], taken: Array, at: Array | int, start: Array | int
+    ) -> tuple[Array, Array]:
+        """Add what a chunk gives to queries, and what rows give to its keys and values."""
+        of_queries, of_block = carry
+        keys, values = rows.parts(taken)
         product = attention.product(queries, keys)
-        scores, pull = jax.vjp(lambda x: block.scores(x, turn), product)
-        shifted = scores.astype(attention.sum_dtype) - largest[..., None]
-        weights = jnp.exp(shifted) / total[..., None]
+        scores, pull = jax.vjp(lambda x: rows.scores(x, start), product)
+        weights = jnp.exp(scores.astype(dtype) - largest[..., None]) / total[..., None]
         pulled = weights * (attention.weights_of(cotangent, values) - inner[..., None])
         (of_product,) = pull(pulled.astype(scores.dtype))
         of_product = of_product.astype(queries.dtype)
         of_keys = attention.of_rows(of_product, queries, 0)
         of_values = attention.of_rows(weights.astype(attention.weight_dtype), cotangent, 1)
-        both = lax.concatenate([of_keys, of_values], of_keys.ndim - 1)
-        return attention.of_keys(of_product, keys), both
+        share = lax.concatenate([of_keys, of_values], of_keys.ndim - 1)
+        of_queries += attention.of_keys(of_product, keys)
+        axis, size = share.ndim - 2, share.shape[-2]
+        before = lax.dynamic_slice_in_dim(of_block, at, size, axis)
+        return of_queries, lax.dynamic_update_slice_in_dim(of_block, before + share, at, axis)
+
+    def turn(carry: tuple[Array, Array, Array], number: Array) -> Any:
+        of_queries, of_block, taken = carry
+        of_queries, of_block = rows.over(taken, number, step, (of_queries, of_block))
+        return (of_queries, place.passed_on(of_block), place.passed_on(taken)), None
 
     taken = lax.concatenate([keys, values], keys.ndim - 1)
-    if place.count == 1:
-        of_queries, both = shares(taken, 0)
-    else:
-        dtype = attention.sum_dtype
-        start = jnp.zeros(queries.shape, dtype), jnp.zeros(taken.shape, dtype), taken
-
-        def turn(carry: tuple[Array, Array, Array], number: Array) -> Any:
-            of_queries, both, taken = carry
-            more, share = shares(taken, number)
-            following = place.passed_on(taken)
-            return (of_queries + more, place.passed_on(both + share), following), None
-
-        (of_queries, both, taken), _ = lax.scan(turn, start, jnp.arange(place.count - 1))
-        more, share = shares(taken, place.count - 1)
-        of_queries, both = of_queries + more, place.passed_on(both + share)
-    return of_queries, both[..., :at], both[..., at:]
+    of_queries, of_block = jnp.zeros(queries.shape, dtype), jnp.zeros(taken.shape, dtype)
+    if place.count > 1:
+        start = of_queries, of_block, taken
+        (of_queries, of_block, taken), _ = lax.scan(turn, start, jnp.arange(place.count - 1))
+    of_queries, of_block = rows.over(taken, place.count - 1, step, (of_queries, of_block))
+    if place.count > 1:
+        of_block = place.passed_on(of_block)
+    of_keys, of_values = rows.parts(of_block)
+    return of_queries, of_keys, of_values

@@ -193,8 +193,11 @@ def _flop(eqn: Equation, products: tuple[int, int]) -> float:
     return 2 * _num_scores(eqn) * sum(n * x for n, x in zip(products, features, strict=True))
 
 
-def _scratch(eqn: Equation, count: int) -> float:
-    return count * _num_scores(eqn) * eqn.params["attention"].sum_dtype.itemsize
+def _scratch(eqn: Equation, count: int) -> tuple[float, float]:
+    attention: Attention = eqn.params["attention"]
+    num_keys = eqn.in_avals[1].shape[-2]
+    num_bytes = count * _num_scores(eqn) * attention.sum_dtype.itemsize
+    return num_bytes, attention.chunk_of(num_keys) / num_keys
 
 
 TABLE = {
