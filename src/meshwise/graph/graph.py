@@ -58,7 +58,7 @@ class Operator:
         dim_orders: Of a convolution the dims of image, kernel and result in the order (batch,
             feature, space), or (results, features, space) of the kernel; empty for others.
         scratch_bytes: Bytes that the whole operator makes beside its results, each of them written
-            and read once; 0 for most.
+            once and read twice; 0 for most.
         scratch_share: Share of these that a device holds at once, of its own part.
     """
 

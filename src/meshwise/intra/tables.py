@@ -30,7 +30,7 @@ from meshwise.intra.shapes import (
     moved_bytes,
     strategy_layouts,
 )
-from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.flop import SCRATCH_PASSES, strategy_parts
 from meshwise.resharding.within import cost_matrix
 
 
@@ -91,12 +91,12 @@ class Evaluator:
         return self._feasible[key]
 
     def operator_s(self, op: Operator, strategy: Strategy, byte_count: float, dtype: str) -> float:
-        """Seconds of one operator on one device; of what it holds all is written and read once."""
+        """Seconds of one operator on one device; with what it writes and reads for itself."""
         if self.objective == ALPA:
             return 0.0
         parts = strategy_parts(op, strategy, self.sizes)
         device = self.mesh.device
-        byte_count += 2 * op.scratch_bytes / parts
+        byte_count += SCRATCH_PASSES * op.scratch_bytes / parts
         return max(device.dense_s(op.flop / parts, dtype), byte_count / device.memory_bytes_per_s)
 
     def edges_s(self, member: Member, strategy: Strategy, tensors: Sequence[Tensor]) -> float:

@@ -32,6 +32,6 @@ def scratch_bytes(
         share = min(share, 1 / math.prod(sizes[a] for a in axes))
         operands = [tensors[t] for t in op.inputs]
         results = [tensors[t] for t in op.outputs]
-        num_bytes = _BLOCKS * sum(ring_bytes(op.rule, strategy, sizes, operands, results))
+        num_bytes = _BLOCKS * ring_bytes(op.rule, strategy, sizes, operands, results)[0]
     own_bytes = op.scratch_bytes / strategy_parts(op, strategy, sizes)
     return num_bytes + math.ceil(own_bytes * share)

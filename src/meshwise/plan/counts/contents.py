@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.flop import SCRATCH_PASSES, strategy_parts
 from meshwise.plan.counts.shares import ByKind, Communication, Path, scopes
 from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision, OperatorDecision
@@ -152,7 +152,7 @@ def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> D
             math.prod(local_shape(t.shape, layout, mesh.sizes)) * t.itemsize
             for t, layout in zip(tensors, layouts, strict=True)
         )
-        num_bytes += 2 * site.operator.scratch_bytes / parts
+        num_bytes += SCRATCH_PASSES * site.operator.scratch_bytes / parts
         compute_s += device.dense_s(here, tensors[0].dtype, site.times)
         memory_s += site.times * num_bytes / device.memory_bytes_per_s
         for kind, value in moves.operators.get(site.path, {}).items():
