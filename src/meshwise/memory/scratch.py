@@ -10,7 +10,8 @@ from meshwise.graph.loops import Strategy
 from meshwise.graph.sends import ring_axes, ring_bytes
 from meshwise.plan.counts.flop import strategy_parts
 
-# The block that a device computes with, and the one that comes meanwhile.
+# The block that a device computes with, and the one that comes meanwhile; of results only the latter
+# is not a result.  Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX 0.10.2).
 _BLOCKS = 2
 
 
@@ -32,6 +33,7 @@ def scratch_bytes(
         share = min(share, 1 / math.prod(sizes[a] for a in axes))
         operands = [tensors[t] for t in op.inputs]
         results = [tensors[t] for t in op.outputs]
-        num_bytes = _BLOCKS * ring_bytes(op.rule, strategy, sizes, operands, results)[0]
+        of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
+        num_bytes = _BLOCKS * of_operands + of_results
     own_bytes = op.scratch_bytes / strategy_parts(op, strategy, sizes)
     return num_bytes + math.ceil(own_bytes * share)

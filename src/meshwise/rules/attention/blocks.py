@@ -20,9 +20,12 @@ from jax import Array, lax
 
 from meshwise.rules.attention.scores import KEY, Scores
 
-
 # A chunk that is smaller than this part of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
+
+
+# Its gradients have a first and a last turn, and no loop between them.
+_SHORTEST_RING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,18 +292,25 @@ def gradients_of(
         before = lax.dynamic_slice_in_dim(of_block, at, size, axis)
         return of_queries, lax.dynamic_update_slice_in_dim(of_block, before + share, at, axis)
 
+    taken = lax.concatenate([keys, values], keys.ndim - 1)
+    nothing = jnp.zeros(taken.shape, dtype)
+    start = jnp.zeros(queries.shape, dtype), nothing
+    if place.count == 1:
+        of_queries, of_block = rows.over(taken, 0, step, start)
+        return of_queries, *rows.parts(of_block)
+
+    def last(of_queries: Array, of_block: Array, taken: Array, number: Any) -> tuple[Array, Array]:
+        # What others gave to the block comes while its share is computed.
+        given = place.passed_on(of_block)
+        of_queries, share = rows.over(taken, number, step, (of_queries, nothing))
+        return of_queries, given + share
+
     def turn(carry: tuple[Array, Array, Array], number: Array) -> Any:
         of_queries, of_block, taken = carry
-        of_queries, of_block = rows.over(taken, number, step, (of_queries, of_block))
-        return (of_queries, place.passed_on(of_block), place.passed_on(taken)), None
+        return (*last(of_queries, of_block, taken, number), place.passed_on(taken)), None
 
-    taken = lax.concatenate([keys, values], keys.ndim - 1)
-    of_queries, of_block = jnp.zeros(queries.shape, dtype), jnp.zeros(taken.shape, dtype)
-    if place.count > 1:
-        start = of_queries, of_block, taken
-        (of_queries, of_block, taken), _ = lax.scan(turn, start, jnp.arange(place.count - 1))
-    of_queries, of_block = rows.over(taken, place.count - 1, step, (of_queries, of_block))
-    if place.count > 1:
-        of_block = place.passed_on(of_block)
-    of_keys, of_values = rows.parts(of_block)
-    return of_queries, of_keys, of_values
+    carry = *rows.over(taken, 0, step, start), place.passed_on(taken)
+    if place.count > _SHORTEST_RING:
+        carry, _ = lax.scan(turn, carry, jnp.arange(1, place.count - 1))
+    of_queries, of_block = last(*carry, place.count - 1)
+    return of_queries, *rows.parts(place.passed_on(of_block))
