@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeAlias, TypeVar, cast
 
-from meshwise.graph.graph import Graph, Operator, Tensor
+from meshwise.graph.graph import Graph, Operator, Scratch, Tensor
 from meshwise.graph.loops import PARALLEL, DimMap, Halo, Loop, LoopRule, Ring
 from meshwise.graph.structure import BodyPart, Structure
 
@@ -153,7 +153,9 @@ def _operator_fields(operator: Operator) -> dict[str, Json]:
     return own | rule | {"loops": loops, "dims": dims}
 
 
-def _unusual(record: Operator | LoopRule | Structure | BodyPart | Halo | Ring) -> dict[str, Json]:
+def _unusual(
+    record: Operator | LoopRule | Structure | BodyPart | Halo | Ring | Scratch,
+) -> dict[str, Json]:
     """Return the fields of a record that have no default value or another one, as JSON."""
     found = {field.name: (getattr(record, field.name), field.default) for field in fields(record)}
     return {
@@ -164,7 +166,7 @@ def _unusual(record: Operator | LoopRule | Structure | BodyPart | Halo | Ring) -
 
 
 def _plain(value: object) -> Json:
-    if isinstance(value, Structure | BodyPart | Halo | Ring):
+    if isinstance(value, Structure | BodyPart | Halo | Ring | Scratch):
         return _unusual(value)
     if isinstance(value, frozenset):
         return sorted(cast(frozenset[int], value))
@@ -299,7 +301,7 @@ def _operator(found: re.Match[str], outputs: Sequence[int], bodies: Sequence[Gra
         rule["ring"] = _record(Ring, cast(Mapping[str, Json], ring))
     operands, results = (_dim_maps(side) for side in cast(str, data.pop("dims")).split(" -> "))
     loops = tuple(_loop(word) for word in cast(str, data.pop("loops")).split())
-    structure = data.pop("structure", None)
+    structure, scratch = data.pop("structure", None), data.pop("scratch", None)
     return _record(
         Operator,
         data,
@@ -309,6 +311,7 @@ def _operator(found: re.Match[str], outputs: Sequence[int], bodies: Sequence[Gra
         rule=LoopRule(loops=loops, operands=operands, results=results, **rule),
         bodies=tuple(bodies),
         structure=_structure(structure) if isinstance(structure, Mapping) else None,
+        scratch=_record(Scratch, scratch) if isinstance(scratch, Mapping) else None,
     )
 
 

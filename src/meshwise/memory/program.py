@@ -312,7 +312,7 @@ class _Writer:
         if op.kind == POOLING_GRADIENT and op.inputs[-1] in self.zeros:
             operands = [*self.zeros[op.inputs[-1]], *operands]
             treated = treated._replace(is_in_place=True)
-        if op.scratch_bytes:
+        if op.scratch is not None:
             operands.append(self.scratch(time, op, chosen, operands))
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):

@@ -10,8 +10,8 @@ from meshwise.graph.loops import Strategy
 from meshwise.graph.sends import ring_axes, ring_bytes
 from meshwise.plan.counts.flop import strategy_parts
 
-# The block that a device computes with, and the one that comes meanwhile; of results only the latter
-# is not a result.  Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX 0.10.2).
+# The block that a device computes with, and the one that comes meanwhile; of results the latter
+# only.  Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX 0.10.2).
 _BLOCKS = 2
 
 
@@ -28,12 +28,14 @@ def scratch_bytes(
         sizes: Sizes of the mesh axes.
         tensors: The tensors of its graph.
     """
-    share, num_bytes = op.scratch_share, 0
+    if op.scratch is None:
+        return 0
+    share, num_bytes = op.scratch.share, 0
     if axes := ring_axes(op.rule, strategy, sizes):
         share = min(share, 1 / math.prod(sizes[a] for a in axes))
         operands = [tensors[t] for t in op.inputs]
         results = [tensors[t] for t in op.outputs]
         of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
         num_bytes = _BLOCKS * of_operands + of_results
-    own_bytes = op.scratch_bytes / strategy_parts(op, strategy, sizes)
+    own_bytes = op.scratch.num_bytes / strategy_parts(op, strategy, sizes)
     return num_bytes + math.ceil(own_bytes * share)

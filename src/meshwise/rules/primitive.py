@@ -16,6 +16,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.typing import ArrayLike
 
+from meshwise.graph.graph import Scratch
 from meshwise.graph.loops import DimMap, LoopRule
 
 
@@ -91,7 +92,7 @@ class Shards(ABC):
 RuleFn = Callable[[Equation], LoopRule]
 LocalFn = Callable[[Equation, Shards, Sequence[jax.Array]], list[jax.Array]]
 FlopFn = Callable[[Equation], float]
-ScratchFn = Callable[[Equation], tuple[float, float]]
+ScratchFn = Callable[[Equation], Scratch | None]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
@@ -133,10 +134,9 @@ def no_flop(eqn: Equation) -> float:
     return 0.0
 
 
-def no_scratch(eqn: Equation) -> tuple[float, float]:
-    """Return the bytes that a primitive makes beside its results, none, and the share it holds."""
+def no_scratch(eqn: Equation) -> Scratch | None:
+    """Return what a primitive makes beside its results: nothing."""
     del eqn
-    return 0.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,7 @@ class PrimitiveRule:
         flop: Returns the FLOP of the equation on whole tensors.
         heavy: Whether it counts as a dense product or convolution.
         dim_orders: Orders of dims of an equation, as in `graph.Operator`.
-        scratch: Bytes that it makes beside its results, and the share of them that it holds at
-            once, as in `graph.Operator`.
+        scratch: What it makes beside its results, as in `graph.Operator`.
     """
 
     rule: RuleFn

@@ -132,7 +132,6 @@ def to_graph(
             operators.append(_structured_operator(node, rules))
             continue
         row, rule, flop, detail = rules.lookup(node.equation)
-        scratch_bytes, scratch_share = row.scratch(node.equation)
         operators.append(
             Operator(
                 kind=node.name,
@@ -144,8 +143,7 @@ def to_graph(
                 where=source_line(node.source),
                 detail=detail,
                 dim_orders=row.dim_orders(node.equation),
-                scratch_bytes=scratch_bytes,
-                scratch_share=scratch_share,
+                scratch=row.scratch(node.equation),
             )
         )
     return Graph(

@@ -211,7 +211,7 @@ class MemoryRows:
         for number, block in enumerate(region.blocks.blocks):
             i = block.members[0]
             op = region.graph.operators[i]
-            if block.kind in (CLUSTER, BODIES) or not op.scratch_bytes:
+            if block.kind in (CLUSTER, BODIES) or op.scratch is None:
                 continue
             node = self.network.block_nodes[region.index, number]
             table = self.network.nodes[node].table

@@ -12,9 +12,6 @@ from meshwise.graph.loops import NONE, Strategy
 from meshwise.plan.counts.walk import place, visits
 from meshwise.plan.decision import GraphDecision
 
-# What an operator makes for itself is written once and read twice.
-SCRATCH_PASSES = 3
-
 
 def strategy_parts(operator: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> int:
     """Return the number of devices among which the loops of an operator are divided.

@@ -309,8 +309,10 @@ def gradients_of(
         of_queries, of_block, taken = carry
         return (*last(of_queries, of_block, taken, number), place.passed_on(taken)), None
 
-    carry = *rows.over(taken, 0, step, start), place.passed_on(taken)
+    of_queries, of_block = rows.over(taken, 0, step, start)
+    taken = place.passed_on(taken)
     if place.count > _SHORTEST_RING:
-        carry, _ = lax.scan(turn, carry, jnp.arange(1, place.count - 1))
-    of_queries, of_block = last(*carry, place.count - 1)
+        carry = of_queries, of_block, taken
+        (of_queries, of_block, taken), _ = lax.scan(turn, carry, jnp.arange(1, place.count - 1))
+    of_queries, of_block = last(of_queries, of_block, taken, place.count - 1)
     return of_queries, *rows.parts(place.passed_on(of_block))

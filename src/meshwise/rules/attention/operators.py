@@ -24,6 +24,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from meshwise.graph.graph import Scratch
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, DimMap, LoopRule, Ring
 from meshwise.rules.attention.blocks import ALONE, Attention, Place, attention_of, gradients_of
@@ -44,6 +45,10 @@ _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = (1, 1), (3, 2)
 # backward pass so do cotangents of scores over those of weights, and of the product.
 # Source: temporaries of both operators, compiled by XLA:CPU (JAX 0.10.2).
 _FORWARD_VALUES, _BACKWARD_VALUES = 1, 3
+# How often such values are written or read, all that is element-wise fused: in the dtype of sums
+# (scores; their cotangents), in that of weights, and of cotangents of the product, in that of
+# queries, which two products read.
+_FORWARD_TRAFFIC, _BACKWARD_TRAFFIC = (2, 2, 0), (4, 2, 3)
 
 
 def _forward(*operands: Array, attention: Attention) -> list[Array]:
@@ -194,11 +199,16 @@ def _flop(eqn: Equation, products: tuple[int, int]) -> float:
     return 2 * _num_scores(eqn) * sum(n * x for n, x in zip(products, features, strict=True))
 
 
-def _scratch(eqn: Equation, count: int) -> tuple[float, float]:
+def _scratch(eqn: Equation, held: int, traffic: tuple[int, int, int]) -> Scratch:
     attention: Attention = eqn.params["attention"]
-    num_keys = eqn.in_avals[1].shape[-2]
-    num_bytes = count * _num_scores(eqn) * attention.sum_dtype.itemsize
-    return num_bytes, attention.chunk_of(num_keys) / num_keys
+    count, num_keys = _num_scores(eqn), eqn.in_avals[1].shape[-2]
+    types = (attention.sum_dtype, attention.weight_dtype, eqn.in_avals[0].dtype)
+    passes = sum(n * np.dtype(dtype).itemsize for n, dtype in zip(traffic, types, strict=True))
+    return Scratch(
+        num_bytes=held * count * np.dtype(attention.sum_dtype).itemsize,
+        share=attention.chunk_of(num_keys) / num_keys,
+        traffic_bytes=count * passes,
+    )
 
 
 TABLE = {
@@ -207,13 +217,13 @@ TABLE = {
         _local_forward,
         partial(_flop, products=_FORWARD_PRODUCTS),
         heavy=True,
-        scratch=partial(_scratch, count=_FORWARD_VALUES),
+        scratch=partial(_scratch, held=_FORWARD_VALUES, traffic=_FORWARD_TRAFFIC),
     ),
     "attention_gradient": PrimitiveRule(
         partial(_rule, num_first=_BACKWARD, kind=SUM),
         _local_backward,
         partial(_flop, products=_BACKWARD_PRODUCTS),
         heavy=True,
-        scratch=partial(_scratch, count=_BACKWARD_VALUES),
+        scratch=partial(_scratch, held=_BACKWARD_VALUES, traffic=_BACKWARD_TRAFFIC),
     ),
 }
