@@ -39,6 +39,8 @@ A letter is a loop: a mesh axis may split every dim that follows it. `·` is a d
 parallel unless it is named: over `b: sum` the results are partial sums. *Blocks* need contiguous
 parts: such a loop may be split over devices, not over micro-batches. *Partial* lists the operands
 that may be partial sums together, which then pass through. The shapes are those of one test.
+Of attention `de` are two loops over the same rows: along the first keys go round a ring, along the
+second each device has all keys of its part of the ring.
 
 ## Ruled
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rule_cases import (
     along,
+    attention,
     convolution,
     elementwise,
     indexing,
@@ -35,6 +36,7 @@ CASES = (
 # Primitives that cannot be checked under `vmap`.
 ON_DEVICES = (
     *along.ON_DEVICES,
+    *attention.CASES,
     *elementwise.ON_DEVICES,
     *linear_algebra.ON_DEVICES,
     *others.ON_DEVICES,

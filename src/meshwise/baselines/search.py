@@ -111,21 +111,26 @@ class FoundOnMesh:
 
 
 class Search:
-    """A search that goes on over more places with what it knows."""
+    """A search that goes on over more places with what it knows.
+
+    Attributes:
+        best: The best plan so far.
+        num_places: How many places were searched.
+    """
 
     def __init__(self) -> None:
         self.best: FoundOnMesh | None = None
         # No plan that fits costs less, whatever the place.
         self._bound_s = math.inf
-        self._num_places = 0
+        self.num_places = 0
         self._status: set[str] = set()
         self._is_tied = False
         self._refusals: list[InfeasibleError] = []
 
     def over(self, places: Sequence[MeshPlace]) -> None:
         """Search among all plans of some places; they are numbered as they come."""
-        first = self._num_places
-        self._num_places += len(places)
+        first = self.num_places
+        self.num_places += len(places)
         waiting: list[tuple[float, int, Prepared]] = []
         for i, place in enumerate(places):
             try:

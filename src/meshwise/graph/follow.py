@@ -18,6 +18,7 @@ from meshwise.graph.loops import (
     operand_layouts,
     result_layouts,
 )
+from meshwise.graph.sends import ring_axes
 
 
 def strategy_for_result(
@@ -50,6 +51,8 @@ def strategy_for_result(
             return None
     chosen = tuple(strategy)
     if not is_feasible(rule, chosen, sizes) or any(edges(rule, chosen, sizes)):
+        return None
+    if ring_axes(rule, chosen, sizes):
         return None
     results = result_layouts(rule, chosen, sizes)
     operands = operand_layouts(rule, chosen, sizes)

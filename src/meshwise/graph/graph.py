@@ -40,6 +40,21 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """What an operator makes beside its results and needs no more when it ends.
+
+    Attributes:
+        num_bytes: Bytes of all values of the whole operator that are there together.
+        share: Share of its part of them that a device holds at once.
+        traffic_bytes: Bytes of all that the whole operator writes and reads of them.
+    """
+
+    num_bytes: float
+    share: float
+    traffic_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
     """One operator.
 
@@ -57,6 +72,7 @@ class Operator:
         apart: It decides alone in planning, since its result is pinned.
         dim_orders: Of a convolution the dims of image, kernel and result in the order (batch,
             feature, space), or (results, features, space) of the kernel; empty for others.
+        scratch: What it makes beside its results; None for most.
     """
 
     kind: str
@@ -71,6 +87,7 @@ class Operator:
     detail: str = ""
     apart: bool = False
     dim_orders: tuple[tuple[int, ...], ...] = ()
+    scratch: Scratch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

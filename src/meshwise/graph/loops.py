@@ -76,8 +76,35 @@ class Halo:
 
 
 @dataclass(frozen=True, slots=True)
+class Ring:
+    """Blocks that go round all devices, so that each block of a loop meets each block of another.
+
+    Of attention: a device keeps its rows of queries, and blocks of keys and values pass by.  The
+    loop splits the rows of both; the rows of queries may be split further by a second loop, in
+    whose parts all devices see the same keys.
+
+    Attributes:
+        loop: The loop whose blocks go round.
+        rows: The loop that splits the rows which stay further: a dim that follows the two is cut
+            along both, `loop` first.
+        size: Rows that go round.
+        operands: Operands that go round, until each device has seen each block.
+        results: Results of which each device adds its share to a block that comes by, until the
+            block is back at the device where it began.
+    """
+
+    loop: int
+    rows: int
+    size: int
+    operands: tuple[int, ...]
+    results: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoopRule:
     """The loop structure of one operator (its factor rule).
+
+    A loop of a monoid reduces the results whose dims do not follow it.
 
     Attributes:
         loops: The loops that a mesh axis may be mapped to.
@@ -88,6 +115,7 @@ class LoopRule:
         whole: Why dims stay whole although the operator is ruled; empty if none does.
         ruled: False for an operator without a rule: it runs replicated and is reported.
         halos: Operand dims whose blocks overlap, in the order in which edges are exchanged.
+        ring: What goes round the devices; None where nothing does.
     """
 
     loops: tuple[Loop, ...]
@@ -97,6 +125,7 @@ class LoopRule:
     whole: str = ""
     ruled: bool = True
     halos: tuple[Halo, ...] = ()
+    ring: Ring | None = None
 
 
 def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
@@ -116,7 +145,8 @@ def dim_axes(
 ) -> tuple[int, ...] | None:
     """Axes that split a dim which follows `loops`; None if the tile would not be a block.
 
-    A minor loop of a compound dim may be split only if every loop above it is split completely.
+    A minor loop of a compound dim may be split only if every loop above it is split completely,
+    or goes round over the same rows.
     """
     if len(loops) == 1:
         return axes_of_loop(strategy, loops[0])
@@ -128,7 +158,8 @@ def dim_axes(
             return None
         axes += here
         parts = math.prod(sizes[a] for a in here)
-        complete = complete and parts == rule.loops[loop].size
+        is_ring = rule.ring is not None and loop == rule.ring.loop
+        complete = complete and (is_ring or parts == rule.loops[loop].size)
     return axes
 
 
@@ -187,12 +218,12 @@ def result_layouts(
     Returns:
         A layout for each result; None if one of them cannot be expressed.
     """
-    partial: list[int] = []
+    reduced: list[int] = []
     monoids: set[str] = set()
     for axis, choice in enumerate(strategy):
         kind = SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
         if kind != PARALLEL:
-            partial.append(axis)
+            reduced.append(axis)
             monoids.add(kind)
     if len(monoids) > 1:
         return None
@@ -202,7 +233,8 @@ def result_layouts(
         split = _split_dims(rule, strategy, dims, sizes)
         if split is None:
             return None
-        layouts.append(Layout(split, tuple(partial), monoid))
+        partial = tuple(a for a in reduced if not any(a in axes for axes in split))
+        layouts.append(Layout(split, partial, monoid if partial else ""))
     return tuple(layouts)
 
 
@@ -230,6 +262,8 @@ def halo_loop(rule: LoopRule, halo: Halo) -> int:
 def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
     """Return whether loops are cut into equal parts, and no edge is longer than a block.
 
+    The rows of a ring are cut along both of its loops, and what goes round along the first.
+
     Args:
         rule: The loops of the operator.
         strategy: The strategy.
@@ -242,6 +276,10 @@ def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
         parts = loop_parts(strategy, halo_loop(rule, halo), sizes)
         if parts > 1 and (halo.size % parts or halo.size // parts < max(halo.low, halo.high)):
             return False
+    if rule.ring is not None:
+        parts = loop_parts(strategy, rule.ring.loop, sizes)
+        further = loop_parts(strategy, rule.ring.rows, sizes)
+        return not (rule.ring.size % parts or rule.loops[rule.ring.loop].size % (parts * further))
     return True
 
 

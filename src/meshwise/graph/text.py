@@ -21,10 +21,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
-from meshwise.graph.graph import Graph, Operator, Tensor
-from meshwise.graph.loops import PARALLEL, DimMap, Halo, Loop, LoopRule
+from meshwise.graph.graph import Graph, Operator, Scratch, Tensor
+from meshwise.graph.loops import PARALLEL, DimMap, Halo, Loop, LoopRule, Ring
 from meshwise.graph.structure import BodyPart, Structure
 
 Json: TypeAlias = "str | float | bool | Sequence[Json] | Mapping[str, Json] | None"
@@ -153,7 +153,9 @@ def _operator_fields(operator: Operator) -> dict[str, Json]:
     return own | rule | {"loops": loops, "dims": dims}
 
 
-def _unusual(record: Operator | LoopRule | Structure | BodyPart | Halo) -> dict[str, Json]:
+def _unusual(
+    record: Operator | LoopRule | Structure | BodyPart | Halo | Ring | Scratch,
+) -> dict[str, Json]:
     """Return the fields of a record that have no default value or another one, as JSON."""
     found = {field.name: (getattr(record, field.name), field.default) for field in fields(record)}
     return {
@@ -164,7 +166,7 @@ def _unusual(record: Operator | LoopRule | Structure | BodyPart | Halo) -> dict[
 
 
 def _plain(value: object) -> Json:
-    if isinstance(value, Structure | BodyPart | Halo):
+    if isinstance(value, Structure | BodyPart | Halo | Ring | Scratch):
         return _unusual(value)
     if isinstance(value, frozenset):
         return sorted(cast(frozenset[int], value))
@@ -291,20 +293,25 @@ def _tensor(found: re.Match[str]) -> Tensor:
 
 def _operator(found: re.Match[str], outputs: Sequence[int], bodies: Sequence[Graph]) -> Operator:
     data: dict[str, Json] = json.loads(found[3])
-    rule = {key: data.pop(key) for key in ("linear", "whole", "ruled") if key in data}
-    halos = tuple(_record(Halo, halo) for halo in _objects(data.pop("halos", ())))
+    rule: dict[str, Any] = {
+        key: _frozen(data.pop(key)) for key in ("linear", "whole", "ruled") if key in data
+    }
+    rule["halos"] = tuple(_record(Halo, halo) for halo in _objects(data.pop("halos", ())))
+    if (ring := data.pop("ring", None)) is not None:
+        rule["ring"] = _record(Ring, cast(Mapping[str, Json], ring))
     operands, results = (_dim_maps(side) for side in cast(str, data.pop("dims")).split(" -> "))
     loops = tuple(_loop(word) for word in cast(str, data.pop("loops")).split())
-    structure = data.pop("structure", None)
+    structure, scratch = data.pop("structure", None), data.pop("scratch", None)
     return _record(
         Operator,
         data,
         kind=found[1],
         inputs=_numbers(found[2]),
         outputs=tuple(outputs),
-        rule=_record(LoopRule, rule, loops=loops, operands=operands, results=results, halos=halos),
+        rule=LoopRule(loops=loops, operands=operands, results=results, **rule),
         bodies=tuple(bodies),
         structure=_structure(structure) if isinstance(structure, Mapping) else None,
+        scratch=_record(Scratch, scratch) if isinstance(scratch, Mapping) else None,
     )
 
 

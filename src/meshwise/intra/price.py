@@ -9,7 +9,7 @@ from meshwise.graph.graph import Graph
 from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
-from meshwise.intra.shapes import BlockShape, moved_bytes
+from meshwise.intra.shapes import BlockShape
 from meshwise.intra.tables import Evaluator
 from meshwise.plan.counts.walk import reshards
 from meshwise.plan.decision import GraphDecision
@@ -57,14 +57,9 @@ class _Compute:
             walk = evaluator.account(shape, chosen)
             assert walk is not None
             return evaluator.fused_s(shape, walk) + evaluator.cluster_edges_s(shape, chosen)
-        member = shape.members[0]
         decided = decision.operators[shape.block.members[0]]
         operands = tuple(use.layout for use in decided.uses)
-        byte_count = moved_bytes(shape, member, operands, decided.results, evaluator.sizes)
-        dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-        tensors = [shape.locals[x] for x in member.inputs]
-        edges_s = evaluator.edges_s(member.op, chosen[0], tensors)
-        return evaluator.operator_s(member.op, chosen[0], byte_count, dtype) + edges_s
+        return evaluator.alone_s(shape, chosen[0], (operands, decided.results))
 
 
 def step_time_s(

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator, Tensor
-from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import SUM, Layout, used_axes
 from meshwise.graph.loops import NONE, Strategy, enumerate_strategies, passing
+from meshwise.graph.sends import Send, sends
 from meshwise.intra.block_shapes import BlockShapes
 from meshwise.intra.options import ALPA, AllowedChoices
 from meshwise.intra.shapes import (
@@ -30,7 +30,9 @@ from meshwise.intra.shapes import (
     moved_bytes,
     strategy_layouts,
 )
+from meshwise.memory.targets import memory_model_of
 from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.own_traffic import own_traffic_bytes
 from meshwise.resharding.within import cost_matrix
 
 
@@ -39,6 +41,7 @@ class Evaluator:
 
     Attributes:
         forbid: Kinds of collectives that may not be used.
+        hides_rings: Whether the target's programs compute while blocks go round.
         shapes: Of blocks; evaluators of other meshes may have the same.
         tables: By the key of a block's shape, and what is allowed there.
         layout_keys: Numbers of tuples of layouts.
@@ -57,6 +60,7 @@ class Evaluator:
         self.sizes = mesh.sizes
         self.objective = objective
         self.forbid = forbid
+        self.hides_rings = memory_model_of(mesh.device).hides_rings
         self.tables: dict[object, Table] = {}
         self.layout_keys: dict[object, int] = {}
         self.matrices: dict[object, NDArray[np.float64]] = {}
@@ -90,7 +94,7 @@ class Evaluator:
             self._feasible[key] = tuple(enumerate_strategies(op.rule, self.sizes))
         return self._feasible[key]
 
-    def operator_s(self, op: Operator, strategy: Strategy, byte_count: int, dtype: str) -> float:
+    def operator_s(self, op: Operator, strategy: Strategy, byte_count: float, dtype: str) -> float:
         """Seconds of one operator on one device."""
         if self.objective == ALPA:
             return 0.0
@@ -98,16 +102,58 @@ class Evaluator:
         device = self.mesh.device
         return max(device.dense_s(flop, dtype), byte_count / device.memory_bytes_per_s)
 
-    def edges_s(self, op: Operator, strategy: Strategy, operands: Sequence[Tensor]) -> float:
-        """Seconds that an operator takes to exchange the edges of its blocks."""
-        total = 0.0
-        shapes = [tensor.shape for tensor in operands]
-        for edge, elements in edge_elements(op.rule, strategy, self.sizes, shapes):
-            if PERMUTE in self.forbid:
-                return math.inf
-            num_bytes = elements * operands[edge.halo.operand].itemsize * edge.group_size
-            total += collective_time_s(PERMUTE, edge.axes, num_bytes, self.mesh)
-        return total
+    def edges_s(self, member: Member, strategy: Strategy, tensors: Sequence[Tensor]) -> float:
+        """Seconds in which a member of a block with these locals exchanges edges and blocks."""
+        rule = member.op.rule
+        if not rule.halos and rule.ring is None:
+            return 0.0
+        found = self._sends(member, strategy, tensors)
+        if found and PERMUTE in self.forbid:
+            return math.inf
+        return sum(send.times * self._send_s(send) for send in found)
+
+    def alone_s(self, shape: BlockShape, strategy: Strategy, ways: Ways) -> float:
+        """Seconds of the only operator of a block, with all that it sends.
+
+        What goes round is on its way during computation, where the target hides it.
+        """
+        member, tensors = shape.members[0], shape.locals
+        op = member.op
+        moved = moved_bytes(shape, member, *ways, self.sizes)
+        operands = [tensors[x] for x in member.inputs]
+        results = [tensors[x] for x in member.outputs]
+        own = own_traffic_bytes(op, strategy, self.sizes, operands, results)
+        dtype = tensors[(*member.inputs, *member.outputs)[0]].dtype
+        computed_s = self.operator_s(op, strategy, moved + own, dtype)
+        sent_s = self.edges_s(member, strategy, tensors)
+        if not self.hides_rings or op.rule.ring is None or not math.isfinite(sent_s):
+            return computed_s + sent_s
+        return computed_s + sent_s - self._hidden_s(member, strategy, tensors, computed_s)
+
+    def _hidden_s(
+        self, member: Member, strategy: Strategy, tensors: Sequence[Tensor], computed_s: float
+    ) -> float:
+        """Seconds of a ring that pass while its operator computes.
+
+        Of the two that go round at once, operands and results, one is on its way at a time; no
+        block of results is where the first turn begins and where the last one ends.
+        """
+        found = self._sends(member, strategy, tensors)
+        if not found:
+            return 0.0
+        count = found[0].group_size
+        most_s = max((2 * (count - 1) - send.times) * self._send_s(send) for send in found)
+        return min(most_s, computed_s * (1 - 1 / count))
+
+    def _sends(
+        self, member: Member, strategy: Strategy, tensors: Sequence[Tensor]
+    ) -> tuple[Send, ...]:
+        operands = [tensors[x] for x in member.inputs]
+        results = [tensors[x] for x in member.outputs]
+        return sends(member.op.rule, strategy, self.sizes, operands, results)
+
+    def _send_s(self, send: Send) -> float:
+        return collective_time_s(PERMUTE, send.axes, send.num_bytes, self.mesh)
 
     # -- one operator alone -------------------------------------------------------------------
 
@@ -165,14 +211,12 @@ class Evaluator:
             if found is None:
                 continue
             operands, results = found
-            edges_s = self.edges_s(op, strategy, [shape.locals[x] for x in member.inputs])
-            if not math.isfinite(edges_s):
+            seconds = self.alone_s(shape, strategy, found)
+            if not math.isfinite(seconds):
                 continue
             strategies.append((strategy,))
             ways.append((found,))
-            byte_count = moved_bytes(shape, member, operands, results, self.sizes)
-            dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-            costs.append(self.operator_s(op, strategy, byte_count, dtype) + edges_s)
+            costs.append(seconds)
             for x in wants:
                 mine = [w for k, w in zip(member.inputs, operands, strict=True) if k == x]
                 wants[x].append(tuple(dict.fromkeys(mine)))
@@ -342,9 +386,8 @@ class Evaluator:
     def cluster_edges_s(self, shape: BlockShape, chosen: tuple[Strategy, ...]) -> float:
         """Seconds that the members of a cluster take to exchange edges."""
         return sum(
-            self.edges_s(m.op, strategy, [shape.locals[x] for x in m.inputs])
+            self.edges_s(m, strategy, shape.locals)
             for m, strategy in zip(shape.members, chosen, strict=True)
-            if m.op.rule.halos
         )
 
     def fused_s(self, shape: BlockShape, walk: Walk) -> float:

@@ -20,6 +20,7 @@ from meshwise.memory.local_program import InstructionKind, LocalProgram, LocalVa
 from meshwise.memory.narrowing import narrow_factors
 from meshwise.memory.operands import beside, passed, rewritten
 from meshwise.memory.pooling import POOLING_GRADIENT, pooled_comparisons, zeros_beside
+from meshwise.memory.scratch import scratch_bytes
 from meshwise.memory.target import Target
 from meshwise.memory.treatment import image_dims, is_batched, is_grouped
 from meshwise.plan.counts.walk import LayoutCopies
@@ -311,6 +312,8 @@ class _Writer:
         if op.kind == POOLING_GRADIENT and op.inputs[-1] in self.zeros:
             operands = [*self.zeros[op.inputs[-1]], *operands]
             treated = treated._replace(is_in_place=True)
+        if op.scratch is not None:
+            operands.append(self.scratch(time, op, chosen, operands))
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             value = self.result(time, op, treated, t, layout, tuple(operands))
@@ -321,6 +324,17 @@ class _Writer:
             if t in self.pooled:
                 self.zeros[t] = zeros_beside(self.out, value)
             self.copies.define(t, layout, value)
+
+    def scratch(
+        self, time: int, op: Operator, chosen: OperatorDecision, operands: Sequence[int]
+    ) -> int:
+        """Add what an operator holds while it runs."""
+        tensors, sizes = self.graph.tensors, self.mesh.sizes
+        size = scratch_bytes(op, chosen.strategy, sizes, tensors)
+        t = op.outputs[0]
+        return self.out.add(
+            LocalValue(InstructionKind.OPAQUE, tuple(operands), size, t, time, is_copy=True)
+        )
 
     def in_lanes(self, value: int, op: Operator, layout: Layout, time: int) -> int:
         """Return an image as a convolution reads it: one of few features is spread in two steps."""

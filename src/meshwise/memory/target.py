@@ -49,6 +49,11 @@ class Target(Protocol):
         ...
 
     @property
+    def hides_rings(self) -> bool:
+        """Whether programs compute while blocks go round a ring."""
+        ...
+
+    @property
     def narrows_factors(self) -> bool:
         """Whether float32 values that only products read lie in bfloat16."""
         ...

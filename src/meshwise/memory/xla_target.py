@@ -34,6 +34,7 @@ class XlaTarget:
         rules: How it fuses.
         keeps_orders: Whether a transpose of a product's result is another order of dims in memory.
         scatters_pooling: Whether the gradient of a max-pooling is scattered into zeros.
+        hides_rings: Whether programs compute while blocks go round a ring.
         narrows_factors: Whether float32 values that only products read lie in bfloat16.
         sums_whole_from: Of how many devices a reduce-scatter makes the whole sum first.
     """
@@ -45,6 +46,7 @@ class XlaTarget:
     rules: FusionRules
     keeps_orders: bool = False
     scatters_pooling: bool = False
+    hides_rings: bool = False
     narrows_factors: bool = False
     sums_whole_from: float = math.inf
 

@@ -67,6 +67,8 @@ class PlanRecord:
         memory_price: What more memory would save, if it was asked.
         warnings: What the user should know.
         padding: Dims that are longer inside than in the user's step.
+        joins_attention: Whether each attention that was found in the step is one operator, so that
+            its keys may stay split along the sequence.
         verified: The compiler by which it fits, and how full a device is; empty if none was asked.
     """
 
@@ -101,6 +103,7 @@ class PlanRecord:
     memory_price: MemoryPrice | None = None
     warnings: tuple[str, ...] = ()
     padding: Padding = NOT_PADDED
+    joins_attention: bool = False
     verified: str = ""
 
     @property

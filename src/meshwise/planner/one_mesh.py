@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from meshwise.baselines.methods import plan_baseline
-from meshwise.baselines.search import MeshPlace, Search
+from meshwise.baselines.search import FoundOnMesh, MeshPlace, Search
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
@@ -19,6 +19,7 @@ from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.limit.refusal import smallest_refusal
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
 from meshwise.intra.regions import Region, regions
+from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import REPLAN, REPORT
 from meshwise.plan.padding import PaddedDim, Padding
@@ -35,6 +36,8 @@ from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import TracedStep
 
 TraceFn = Callable[[int, int], TracedStep]
+# The same with each attention as one operator; None where none is found.
+AttentionFn = Callable[[int, int], TracedStep | None]
 
 # A mesh of three axes has every plan of its two-axis views and takes ten times as long to plan:
 # only when its shape is given.
@@ -59,12 +62,21 @@ class Forced:
 NOTHING_FORCED = Forced()
 
 
-def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
+def _no_attention(num_microbatches: int, num_devices: int) -> TracedStep | None:
+    """Return None: attention is not looked for."""
+    del num_microbatches, num_devices
+    return None
+
+
+def make_plan(
+    trace: TraceFn, request: PlanRequest, attended: AttentionFn = _no_attention
+) -> tuple[TracedStep, Plan]:
     """Trace a step and plan it.
 
     Args:
         trace: Traces the step for a number of micro-batches and of devices.
         request: What is asked.
+        attended: Does the same with each attention as one operator.
 
     Returns:
         The traced step and its plan, verified.
@@ -73,14 +85,17 @@ def make_plan(trace: TraceFn, request: PlanRequest) -> tuple[TracedStep, Plan]:
         TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
     """
     if isinstance(request.method, Replay):
-        return _replay(trace, request.method.plan, request.memory_bytes)
+        return _replay(trace, attended, request.method.plan, request.memory_bytes)
     if isinstance(request.method, Follow):
         followed = request.method.followed()
         num_devices = followed.mesh.num_devices
         attempt = partial(_plan_after, trace, request, followed)
     else:
         cluster = request.cluster()
-        num_devices, attempt = cluster.num_devices, partial(_plan_for, trace, request, cluster)
+        num_devices, attempt = (
+            cluster.num_devices,
+            partial(_plan_for, trace, attended, request, cluster),
+        )
     if request.num_microbatches != "auto":
         return attempt(request.num_microbatches)
     num_microbatches = 1
@@ -114,14 +129,18 @@ def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | No
     return next((b for b in range(2 * count, size + 1) if size % b == 0), None)
 
 
-def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[TracedStep, Plan]:
-    step = trace(plan.num_microbatches, plan.mesh.num_devices)
+def _replay(
+    trace: TraceFn, attended: AttentionFn, plan: Plan, memory_bytes: int | None
+) -> tuple[TracedStep, Plan]:
+    asked = (plan.num_microbatches, plan.mesh.num_devices)
+    found = attended(*asked) if plan.joins_attention else None
+    step = trace(*asked) if found is None else found
     step = with_padding(step, plan.padding.dims)
-    found = fingerprint(step.graph)
-    if found != plan.fingerprint:
+    digest = fingerprint(step.graph)
+    if digest != plan.fingerprint:
         raise PlanError(
             f"the plan is for another step or other shapes (fingerprint {plan.fingerprint}, this "
-            f"step has {found}); plan again"
+            f"step has {digest}); plan again"
         )
     verify_decision(step.graph, plan.decision, plan.mesh)
     if memory_bytes is not None:
@@ -131,16 +150,27 @@ def _replay(trace: TraceFn, plan: Plan, memory_bytes: int | None) -> tuple[Trace
 
 
 def _plan_for(
-    trace: TraceFn, request: PlanRequest, cluster: ClusterSpec, num_microbatches: int
+    trace: TraceFn,
+    attended: AttentionFn,
+    request: PlanRequest,
+    cluster: ClusterSpec,
+    num_microbatches: int,
 ) -> tuple[TracedStep, Plan]:
     with collection_paused():
-        return _best_plan(trace, request, cluster, num_microbatches)
+        return _best_plan(trace, attended, request, cluster, num_microbatches)
 
 
 def _best_plan(
-    trace: TraceFn, request: PlanRequest, cluster: ClusterSpec, num_microbatches: int
+    trace: TraceFn,
+    attended: AttentionFn,
+    request: PlanRequest,
+    cluster: ClusterSpec,
+    num_microbatches: int,
 ) -> tuple[TracedStep, Plan]:
-    """Return the plan on the mesh on which the step is fastest, padded where that is faster."""
+    """Return the plan on the mesh on which the step is fastest.
+
+    Dims are padded, and keys of attention stay split, where that is faster.
+    """
     step = trace(num_microbatches, cluster.num_devices)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
@@ -156,14 +186,62 @@ def _best_plan(
     search.over([c.place for c in plain])
     unpadded = search.best
     search.over([c.place for c in padded])
-    found = search.found()
-    best = [*plain, *padded][found.place]
     where = _where(meshes, has_padding=bool(dims))
+    without = None if search.best is None else search.found()
+    joined = _joined(attended, step, cluster.num_devices, has_plan=without is not None)
+    if joined is not None:
+        rings = _candidates(joined, request, cluster, meshes, memory)
+        search.over([c.place for c in rings])
+        ring = _better_ring(search, rings, without)
+        if ring is not None:
+            number, result = ring
+            where = f"{where}, with attention as one operator or not"
+            plan = rings[number].finished(result, request, where)
+            return joined, dataclasses.replace(plan, joins_attention=True)
+    found = search.found() if without is None else without
+    best = [*plain, *padded][found.place]
     return best.traced, _padded(
         best.finished(found.result, request, where),
         dims if found.place >= len(plain) else (),
         unpadded.price_s if unpadded is not None else None,
     )
+
+
+def _joined(
+    attended: AttentionFn, step: TracedStep, num_devices: int, *, has_plan: bool
+) -> TracedStep | None:
+    """Return the step with attention as one operator, where its keys may have to stay split.
+
+    Rows of the batch are the better thing to split, as nothing of them has to meet: where a
+    micro-batch has enough of them for all devices, and a plan fits, nothing else is tried.
+    """
+    sizes = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
+    rows = math.gcd(*sizes) // step.num_microbatches
+    is_enough = rows > 0 and rows % num_devices == 0
+    return None if is_enough and has_plan else attended(step.num_microbatches, num_devices)
+
+
+def _better_ring(
+    search: Search, rings: Sequence[_Candidate], without: FoundOnMesh | None
+) -> tuple[int, IntraResult] | None:
+    """Return the best plan of all if keys go round in it, or if no other fits.
+
+    Args:
+        search: What was searched, last of all `rings`.
+        rings: The step with attention as one operator, on each mesh.
+        without: The best plan of the step as it is.
+
+    Returns:
+        Which of the rings, and the plan; None where the step stays as it is.
+    """
+    if search.best is None or (without is not None and search.best.place == without.place):
+        return None
+    found = search.found()
+    number = found.place - (search.num_places - len(rings))
+    place = rings[number].place
+    if without is None or has_ring(place.graph, found.result.decision, place.mesh.sizes):
+        return number, found.result
+    return None
 
 
 def _is_free(method: Method) -> bool:

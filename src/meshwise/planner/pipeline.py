@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
-from meshwise.errors import TraceError
+from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -15,17 +16,19 @@ from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat import PyTree
+from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused
+from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.stacks.unstack import unstacked
-from meshwise.trace.step import Statistics, StepSignature, open_step, state_bytes
+from meshwise.trace.step import OpenStep, Statistics, StepSignature, open_step, state_bytes
 
 
 def layers_of(
@@ -36,6 +39,7 @@ def layers_of(
     cut: int | Callable[[OperatorChain], Ranges] | None = None,
     *,
     statistics: Statistics = "exact",
+    joins_attention: bool = False,
 ) -> tuple[Layering, float]:
     """Cut a step into layers.
 
@@ -47,6 +51,7 @@ def layers_of(
         cut: Into how many layers eq. 6 clusters the operators, or what returns the first and last
             operator of each layer; None: as many layers as repeat.
         statistics: "exact", or "local" for statistics of each micro-batch.
+        joins_attention: Make each attention that is found one operator.
 
     Returns:
         The layers, and the FLOP of the forward pass on the whole batch.
@@ -55,6 +60,15 @@ def layers_of(
         TraceError: the step cannot be traced or cut, or no argument is batch data.
     """
     opened = open_step(fun, args, kwargs, signature)
+    joined = with_attention(opened) if joins_attention else None
+    return _layering(opened if joined is None else joined, cut, statistics)
+
+
+def _layering(
+    opened: OpenStep,
+    cut: int | Callable[[OperatorChain], Ranges] | None,
+    statistics: Statistics,
+) -> tuple[Layering, float]:
     sizes = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
     if len(sizes) != 1:
         raise TraceError(
@@ -108,22 +122,90 @@ def plan_pipeline(
     pins = read_pins(request.pins)
     whole, request = request, smaller_request(request)
     check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
+    pins = (*pins, *_asked(request)) if pins else ()
     with collection_paused():
         report("tracing")
-        layers, flop = layers_of(
-            fun, args, kwargs, signature, request.num_layers, statistics=request.statistics
+        opened = open_step(fun, args, kwargs, signature)
+        found = _with_attention(
+            opened, request, report, partial(_searched, request=request, report=report, pins=pins)
         )
-        for note in layers.ends.notes if layers.ends else ():
-            report(note)
-        report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
-        options = search_options(layers, flop, request)
-        pins = (*pins, *_asked(request)) if pins else ()
-        with _timed(layers, request, report) as times:
-            found = planned_layers(layers, request.cluster, options, report, pins, times)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
     plan = replace(whole_plan(found.plan, whole), method=method, parameters=parameters)
     return replace(found, plan=plan)
+
+
+def _searched(
+    opened: OpenStep,
+    request: PipelineRequest,
+    report: Callable[[str], object],
+    pins: tuple[PipelinePin, ...],
+) -> PlannedPipeline:
+    """Return the fastest pipeline of a step."""
+    layers, flop = _layering(opened, request.num_layers, request.statistics)
+    for note in layers.ends.notes if layers.ends else ():
+        report(note)
+    report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
+    options = search_options(layers, flop, request)
+    with _timed(layers, request, report) as times:
+        return planned_layers(layers, request.cluster, options, report, pins, times)
+
+
+def _with_attention(
+    opened: OpenStep,
+    request: PipelineRequest,
+    report: Callable[[str], object],
+    searched: Callable[[OpenStep], PlannedPipeline],
+) -> PlannedPipeline:
+    """Return the fastest pipeline, with attention as one operator where its keys go round.
+
+    That is looked for where the batch has fewer rows than there are devices, or where nothing else
+    fits: else rows of the batch are the better thing to split.
+
+    Raises:
+        InfeasibleError: nothing fits.
+    """
+    found, failure = None, None
+    try:
+        found = searched(opened)
+    except InfeasibleError as error:
+        failure = error
+    rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
+    if found is None or min(rows) < request.cluster.num_devices:
+        joined = with_attention(opened)
+        if joined is not None:
+            report("the same with attention as one operator")
+            try:
+                other = searched(joined)
+            except InfeasibleError:
+                other = None
+            if other is not None and _is_better(other, found):
+                return replace(other, plan=replace(other.plan, joins_attention=True))
+    if found is None:
+        assert failure is not None
+        raise failure
+    return found
+
+
+def _is_better(joined: PlannedPipeline, found: PlannedPipeline | None) -> bool:
+    """Return whether a plan with attention as one operator is taken."""
+    if found is None:
+        return True
+    return joined.plan.simulated_s < found.plan.simulated_s and _has_ring(joined)
+
+
+def _has_ring(planned: PlannedPipeline) -> bool:
+    """Return whether keys go round in any layer."""
+    plan, count = planned.plan, planned.plan.num_microbatches
+    return any(
+        has_ring(
+            planned.layers.graph(layer.equal_to, layer.equal_to, count, stage.remat).graph,
+            decision,
+            stage.mesh.sizes,
+        )
+        for stage, decisions in zip(plan.stages, planned.decisions, strict=True)
+        for layer, decision in zip(stage.layers, decisions, strict=True)
+    )
 
 
 @contextmanager

@@ -132,7 +132,13 @@ def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
         return plan.cuts
 
     layers, _ = layers_of(
-        call.fun, call.args, call.kwargs, call.signature, cut, statistics=statistics
+        call.fun,
+        call.args,
+        call.kwargs,
+        call.signature,
+        cut,
+        statistics=statistics,
+        joins_attention=plan.joins_attention,
     )
     if layers.batch_size != plan.batch_size:
         raise PlanError(

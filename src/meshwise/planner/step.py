@@ -21,8 +21,9 @@ from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stag
 from meshwise.request.pipeline_request import pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.registry import is_forward_only
+from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.gradients import refuse_stages
-from meshwise.trace.step import TracedStep, open_step, state_bytes, trace_step
+from meshwise.trace.step import OpenStep, TracedStep, open_step, state_bytes, trace_step
 
 
 class UserStep(Protocol):
@@ -125,17 +126,27 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
         num_bytes = state_bytes(call.args, call.signature)
         check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
 
-    def trace(num_microbatches: int, num_devices: int) -> TracedStep:
-        opened = open_step(call.fun, call.args, call.kwargs, call.signature)
-        if asked := asks_for_stages(request.method):
-            refuse_stages(opened.closed, asked)
+    def opened() -> OpenStep:
+        return open_step(call.fun, call.args, call.kwargs, call.signature)
+
+    def traced(step: OpenStep, num_microbatches: int, num_devices: int) -> TracedStep:
         return trace_step(
-            opened,
+            step,
             num_microbatches=num_microbatches,
             statistics=request.statistics,
             num_devices=num_devices,
             rules=request.rules,
         )
 
-    traced, plan = make_plan(trace, request)
-    return PlannedProgram(traced=traced, plan=plan)
+    def trace(num_microbatches: int, num_devices: int) -> TracedStep:
+        step = opened()
+        if asked := asks_for_stages(request.method):
+            refuse_stages(step.closed, asked)
+        return traced(step, num_microbatches, num_devices)
+
+    def attended(num_microbatches: int, num_devices: int) -> TracedStep | None:
+        step = with_attention(opened())
+        return None if step is None else traced(step, num_microbatches, num_devices)
+
+    step, plan = make_plan(trace, request, attended)
+    return PlannedProgram(traced=step, plan=plan)

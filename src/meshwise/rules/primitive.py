@@ -16,6 +16,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.typing import ArrayLike
 
+from meshwise.graph.graph import Scratch
 from meshwise.graph.loops import DimMap, LoopRule
 
 
@@ -67,6 +68,11 @@ class Shards(ABC):
     def is_first(self, loop: int) -> jax.Array | bool:
         """Return whether this is the first part of a loop, where a replicated term counts."""
 
+    def axis_names(self, loop: int) -> tuple[str, ...]:
+        """Return the names of the mesh axes that split a loop; none where it is split in time."""
+        del loop
+        return ()
+
     def local_size(self, loop: int) -> int:
         """Return the local trip count of a loop."""
         return self.rule.loops[loop].size // self.parts(loop)
@@ -86,6 +92,7 @@ class Shards(ABC):
 RuleFn = Callable[[Equation], LoopRule]
 LocalFn = Callable[[Equation, Shards, Sequence[jax.Array]], list[jax.Array]]
 FlopFn = Callable[[Equation], float]
+ScratchFn = Callable[[Equation], Scratch | None]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
@@ -127,6 +134,11 @@ def no_flop(eqn: Equation) -> float:
     return 0.0
 
 
+def no_scratch(eqn: Equation) -> Scratch | None:
+    """Return what a primitive makes beside its results: nothing."""
+    del eqn
+
+
 @dataclass(frozen=True, slots=True)
 class PrimitiveRule:
     """A row of the table.
@@ -137,6 +149,7 @@ class PrimitiveRule:
         flop: Returns the FLOP of the equation on whole tensors.
         heavy: Whether it counts as a dense product or convolution.
         dim_orders: Orders of dims of an equation, as in `graph.Operator`.
+        scratch: What it makes beside its results, as in `graph.Operator`.
     """
 
     rule: RuleFn
@@ -144,3 +157,4 @@ class PrimitiveRule:
     flop: FlopFn = result_elements
     heavy: bool = False
     dim_orders: DimOrdersFn = no_dim_orders
+    scratch: ScratchFn = no_scratch

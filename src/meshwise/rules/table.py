@@ -14,6 +14,7 @@ from jax.core import ShapedArray
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
 from meshwise.rules import along_dim, elementwise, identity, kernel, random, reduce, shape, whole
+from meshwise.rules.attention import operators as attention
 from meshwise.rules.indexed import gather, scatter, slicing
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.products import dot_general, linalg, ragged_dot
@@ -45,6 +46,7 @@ def _typed(row: PrimitiveRule) -> PrimitiveRule:
 
 _FAMILIES = (
     along_dim,
+    attention,
     convolution,
     dot_general,
     elementwise,

@@ -9,6 +9,7 @@ Source: docs/decisions/0005.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
+from meshwise.graph.sends import ring_axes
 from meshwise.jax_compat import source_scope
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
@@ -31,6 +33,8 @@ from meshwise.spmd.order import Order, communicates, decides, is_inlined, passed
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
+
+_SHORTEST_RING = 2
 
 
 class _Device:
@@ -174,9 +178,17 @@ def _computed(
     """Return the results of an operator without bodies, on local tiles."""
     row, rule, strategy = primitive_rule(node.equation), operator.rule, chosen.strategy
     shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
+    axes = ring_axes(rule, strategy, mesh.sizes)
+    if axes:
+        # Blocks go round in a loop; of two devices it has one trip, and is no loop.
+        every = list(range(len(operands)))
+        is_inlined = math.prod(mesh.sizes[a] for a in axes) == _SHORTEST_RING
+        operands = order.before_loop(operands, every, is_inlined=is_inlined)
     operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands, order.communicate)
     results = row.local(node.equation, shards, operands)
     order.derive(results, operands)
+    if axes:
+        order.after_loop(results)
     return results
 
 

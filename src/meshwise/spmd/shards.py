@@ -35,6 +35,11 @@ class SpaceShards(Shards):
         """Into how many parts a loop is split."""
         return loop_parts(self._strategy, loop, self._sizes)
 
+    def axis_names(self, loop: int) -> tuple[str, ...]:
+        """Names of the mesh axes that split a loop, without those of size 1."""
+        axes = axes_of_loop(self._strategy, loop)
+        return tuple(self._names[a] for a in axes if self._sizes[a] > 1)
+
     def _rank(self, loop: int) -> Array:
         return rank_along(axes_of_loop(self._strategy, loop), self._sizes, self._names)
 

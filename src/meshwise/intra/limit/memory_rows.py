@@ -23,6 +23,7 @@ from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import local_bytes
 from meshwise.memory.liveness import Liveness, liveness
 from meshwise.memory.peak import Buffer
+from meshwise.memory.scratch import scratch_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ class MemoryRows:
         for region in network.regions:
             self._values(region)
             self._moves(region)
+            self._scratch(region)
         for edge in network.edges:
             self._edge(edge)
 
@@ -203,6 +205,24 @@ class MemoryRows:
                     weights[choice] = local_bytes(tensor, target, self.sizes)
                     copy = _Term(inside[0], inside[0], node, -1, weights, t, is_copy=True)
                     self._add(region.index, copy)
+
+    def _scratch(self, region: Region) -> None:
+        """What operators hold while they run."""
+        for number, block in enumerate(region.blocks.blocks):
+            i = block.members[0]
+            op = region.graph.operators[i]
+            if block.kind in (CLUSTER, BODIES) or op.scratch is None:
+                continue
+            node = self.network.block_nodes[region.index, number]
+            table = self.network.nodes[node].table
+            assert table is not None
+            weights = [
+                scratch_bytes(op, strategy, self.sizes, region.graph.tensors)
+                for (strategy,) in table.strategies
+            ]
+            held = np.array(weights, dtype=np.float64)
+            root = self.live[region.index].root[op.outputs[0]]
+            self._add(region.index, _Term(i, i, node, -1, held, root, is_copy=True))
 
     def _locals(self, region: Region, members: Sequence[int]) -> list[int]:
         """Tensors of a cluster in the order of its table."""

@@ -66,5 +66,7 @@ GPU = XlaGpuTarget(
     folds_swaps=True,
     keeps_orders=True,
     scatters_pooling=True,
+    # Source: schedules of XLA:GPU for an H100 (docs/measurements/overlap.md).
+    hides_rings=True,
     rules=FusionRules(by_traffic=True),
 )

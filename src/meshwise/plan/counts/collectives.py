@@ -1,7 +1,7 @@
 """Every collective that a lowering of a decision emits.
 
 A reduction loop leaves a partial result, and what becomes of it is a change of layout like any
-other.  Only overlapping blocks make an operator send by itself: the edges of its halos.
+other.  An operator sends by itself only the edges of its halos, and what goes round its ring.
 
 Source: docs/facts.md section 1 for the bytes; docs/invariants.md, I2.
 """
@@ -84,7 +84,7 @@ class Sent(NamedTuple):
 def sent(made: Reshard | Exchange, mesh: LogicalMesh) -> list[Sent]:
     """Return what a transfer sends on a mesh, in order; groups of one device are left out."""
     if isinstance(made, Exchange):
-        return [Sent(PERMUTE, made.edge.axes, made.edge.group_size, made.num_bytes)]
+        return [Sent(PERMUTE, made.axes, made.group_size, made.num_bytes)]
     tensor = made.tensor
     return [
         Sent(step.kind, step.axes, step.group_size, step.num_bytes)

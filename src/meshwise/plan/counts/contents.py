@@ -11,6 +11,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.own_traffic import own_traffic_bytes
 from meshwise.plan.counts.shares import ByKind, Communication, Path, scopes
 from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision, OperatorDecision
@@ -146,12 +147,16 @@ def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> D
         parts = strategy_parts(site.operator, site.decision.strategy, mesh.sizes)
         here = site.times * site.operator.flop / parts
         flop += here
-        tensors = [site.graph.tensors[t] for t in (*site.operator.inputs, *site.operator.outputs)]
+        operands = [site.graph.tensors[t] for t in site.operator.inputs]
+        results = [site.graph.tensors[t] for t in site.operator.outputs]
+        tensors = [*operands, *results]
         layouts = (*(use.layout for use in site.decision.uses), *site.decision.results)
         num_bytes = sum(
             math.prod(local_shape(t.shape, layout, mesh.sizes)) * t.itemsize
             for t, layout in zip(tensors, layouts, strict=True)
         )
+        strategy = site.decision.strategy
+        num_bytes += own_traffic_bytes(site.operator, strategy, mesh.sizes, operands, results)
         compute_s += device.dense_s(here, tensors[0].dtype, site.times)
         memory_s += site.times * num_bytes / device.memory_bytes_per_s
         for kind, value in moves.operators.get(site.path, {}).items():

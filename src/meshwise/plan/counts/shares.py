@@ -106,7 +106,7 @@ def communication(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> C
         for seconds, made in _owned(found, scope, mesh.sizes):
             for kind, axes, _, num_bytes in sent(made, mesh):
                 once = collective_time_s(kind, axes, num_bytes, mesh)
-                seconds[kind] = seconds.get(kind, 0.0) + scope.times * once
+                seconds[kind] = seconds.get(kind, 0.0) + scope.times * made.times * once
     return found
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
 from meshwise.graph.graph import Graph, Operator, Tensor
-from meshwise.graph.halo import HaloEdge, edge_elements
 from meshwise.graph.layout import Layout
+from meshwise.graph.sends import ring_axes, sends
 from meshwise.graph.structure import BodyPart
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
@@ -52,16 +52,18 @@ class Reshard(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Edges that an operator takes from its neighbours.
+    """Edges or blocks that an operator takes from its neighbours while it runs.
 
     Attributes:
-        edge: Which.
+        axes: Mesh axes of the group, in mesh order; none of size 1.
+        group_size: Devices in one group.
         num_bytes: B of docs/facts.md section 1: what all devices of a group send together.
         times: How often in a step.
         where: Operator and source line.
     """
 
-    edge: HaloEdge
+    axes: tuple[int, ...]
+    group_size: int
     num_bytes: int
     times: int
     where: str
@@ -90,6 +92,21 @@ def visits(graph: Graph, decision: GraphDecision, times: int = 1) -> Iterator[Vi
         yield Visit(graph, operator, chosen, times)
         for part, body, decided in inside(operator, chosen):
             yield from visits(body, decided, times * part.trips)
+
+
+def has_ring(graph: Graph, decision: GraphDecision, sizes: tuple[int, ...]) -> bool:
+    """Return whether blocks of an operator go round devices.
+
+    Args:
+        graph: The graph.
+        decision: Its decision.
+        sizes: Sizes of the mesh axes.
+    """
+    return any(
+        ring_axes(visit.operator.rule, visit.decision.strategy, sizes)
+        for visit in visits(graph, decision)
+        if visit.operator.rule.ring is not None
+    )
 
 
 def homes(graph: Graph, decision: GraphDecision) -> dict[int, Layout]:
@@ -185,7 +202,7 @@ def reshards(graph: Graph, decision: GraphDecision, times: int = 1) -> list[list
 def transfers(
     graph: Graph, decision: GraphDecision, sizes: tuple[int, ...], times: int = 1
 ) -> Iterator[Reshard | Exchange]:
-    """Every change of layout and, on a mesh of these sizes, every exchange of edges, in order."""
+    """Every change of layout and, on a mesh of these sizes, every exchange, in order."""
     *of_operators, of_outputs = reshards(graph, decision, times)
     for operator, chosen, found in zip(
         graph.operators, decision.operators, of_operators, strict=True
@@ -204,7 +221,7 @@ def exchanges(
     sizes: tuple[int, ...],
     times: int = 1,
 ) -> Iterator[Exchange]:
-    """Every exchange of edges of one operator.
+    """Every exchange of edges or blocks of one operator.
 
     Args:
         graph: The graph of the operator.
@@ -213,8 +230,9 @@ def exchanges(
         sizes: Of the mesh axes.
         times: How often the operator runs in a step.
     """
-    tensors = [graph.tensors[ident] for ident in operator.inputs]
-    shapes = [tensor.shape for tensor in tensors]
-    for edge, elements in edge_elements(operator.rule, chosen.strategy, sizes, shapes):
-        num_bytes = elements * tensors[edge.halo.operand].itemsize * edge.group_size
-        yield Exchange(edge, num_bytes, times, place(operator))
+    operands = [graph.tensors[ident] for ident in operator.inputs]
+    results = [graph.tensors[ident] for ident in operator.outputs]
+    for send in sends(operator.rule, chosen.strategy, sizes, operands, results):
+        yield Exchange(
+            send.axes, send.group_size, send.num_bytes, times * send.times, place(operator)
+        )

@@ -204,10 +204,11 @@ _PLAN = {
     "memory_price": or_none(_MEMORY_PRICE),
     "warnings": list_of(TEXT),
     "padding": _PADDING,
+    "joins_attention": FLAG,
     "verified": TEXT,
 }
 # Left out where they are empty.
-_OPTIONAL = ("verified", "transfers")
+_OPTIONAL = ("verified", "transfers", "joins_attention")
 
 
 def plan_to_json(plan: PlanRecord) -> str:

@@ -1,0 +1,229 @@
+"""The primitives of attention: their loops, their local forms, their derivative.
+
+    attention            queries, keys, values, others -> result, largest scores, sums
+    attention_gradient   queries, keys, values, cotangent, largest scores, sums, inner products,
+                         others -> gradients for queries, keys, values
+
+Loops: the batch dims, the dims of a group, and two for the rows of queries.  Along the first of
+these two keys and values are split as well, and go round; along the second, `gathered`, each device
+has all keys of its part of the ring, and their gradients are sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import ShapedArray
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from meshwise.graph.graph import Scratch
+from meshwise.graph.layout import SUM
+from meshwise.graph.loops import PARALLEL, DimMap, LoopRule, Ring
+from meshwise.rules.attention.blocks import ALONE, Attention, Place, attention_of, gradients_of
+from meshwise.rules.loop_list import LoopList
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards
+
+attention_p = Primitive("attention")
+attention_p.multiple_results = True
+attention_gradient_p = Primitive("attention_gradient")
+attention_gradient_p.multiple_results = True
+
+# Operands before the others of the scores.
+_FORWARD, _BACKWARD = 3, 7
+# Products of the size of the scores: of the first kind over features of keys, of the second over
+# those of values.
+_FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = (1, 1), (3, 2)
+# Values of the size of the scores that a device holds at once: weights lie over the scores; in the
+# backward pass so do cotangents of scores over those of weights, and of the product.
+# Source: temporaries of both operators, compiled by XLA:CPU (JAX 0.10.2).
+_FORWARD_VALUES, _BACKWARD_VALUES = 1, 3
+# How often such values are written or read, all that is element-wise fused: in the dtype of sums
+# (scores; their cotangents), in that of weights, and of cotangents of the product, in that of
+# queries, which two products read.
+_FORWARD_TRAFFIC, _BACKWARD_TRAFFIC = (2, 2, 0), (4, 2, 3)
+
+
+def _forward(*operands: Array, attention: Attention) -> list[Array]:
+    queries, keys, values, *others = operands
+    return list(attention_of(attention, queries, keys, values, others))
+
+
+def _backward(*operands: Array, attention: Attention) -> list[Array]:
+    return _gradients(attention, operands, ALONE)
+
+
+def _gradients(attention: Attention, operands: Sequence[Array], place: Place) -> list[Array]:
+    queries, keys, values, cotangent, largest, total, inner, *others = operands
+    sums = largest, total
+    return list(
+        gradients_of(attention, queries, keys, values, cotangent, sums, inner, others, place)
+    )
+
+
+def _forward_avals(*avals: Any, attention: Attention) -> list[ShapedArray]:
+    queries, _, values, *_ = avals
+    rows = queries.shape[:-1]
+    return [
+        ShapedArray((*rows, values.shape[-1]), np.dtype(attention.result_dtype)),
+        *(ShapedArray(rows, np.dtype(attention.sum_dtype)),) * 2,
+    ]
+
+
+def _backward_avals(*avals: Any, attention: Attention) -> list[ShapedArray]:
+    return [ShapedArray(aval.shape, np.dtype(attention.sum_dtype)) for aval in avals[:3]]
+
+
+for _primitive, _run, _avals in (
+    (attention_p, _forward, _forward_avals),
+    (attention_gradient_p, _backward, _backward_avals),
+):
+    _primitive.def_impl(_run)
+    _primitive.def_abstract_eval(_avals)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_run, multiple_results=True))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(
+    attention: Attention, queries: Array, keys: Array, values: Array, others: Sequence[Array]
+) -> Array:
+    """Return the result of attention; others of the scores are constants of the derivative.
+
+    Args:
+        attention: What is computed.
+        queries: (batch ..., group ..., row, feature).
+        keys: (batch ..., key, feature).
+        values: (batch ..., key, feature).
+        others: Other operands of the scores, with all their dims.
+    """
+    return attention_p.bind(queries, keys, values, *others, attention=attention)[0]
+
+
+def _attend_forward(
+    attention: Attention, queries: Array, keys: Array, values: Array, others: Sequence[Array]
+) -> Any:
+    result, *sums = attention_p.bind(queries, keys, values, *others, attention=attention)
+    return result, (queries, keys, values, others, result, sums)
+
+
+def _attend_backward(attention: Attention, kept: Any, cotangent: Array) -> Any:
+    queries, keys, values, others, result, sums = kept
+    dtype = attention.sum_dtype
+    inner = jnp.sum(result.astype(dtype) * cotangent.astype(dtype), axis=-1)
+    found = attention_gradient_p.bind(
+        queries, keys, values, cotangent, *sums, inner, *others, attention=attention
+    )
+    gradients = [x.astype(y.dtype) for x, y in zip(found, (queries, keys, values), strict=True)]
+    return (*gradients, [_no_cotangent(x) for x in others])
+
+
+def _no_cotangent(value: Array) -> Any:
+    if jnp.issubdtype(value.dtype, jnp.inexact):
+        return jnp.zeros_like(value)
+    return np.zeros(value.shape, jax.dtypes.float0)
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
+    """Loops; those that keys do not follow have the kind in which gradients for keys sum."""
+    attention: Attention = eqn.params["attention"]
+    queries, keys = eqn.in_avals[:2]
+    loops = LoopList()
+    count = attention.num_batch
+    batch = loops.add_dims(queries.shape[:count])
+    group = [loops.add(size, kind) for size in queries.shape[count:-2]]
+    num_rows, num_keys = queries.shape[-2], keys.shape[-2]
+    ring = loops.add(num_rows, block=True) if num_keys > 1 else ()
+    rows = loops.add(num_rows, kind, block=True)
+    every = (*batch, *group, (*ring, *rows))
+    of_queries, of_keys = (*every, ()), (*batch, ring, ())
+    of_others = [
+        tuple(loop if size > 1 else () for size, loop in zip(aval.shape, (*every, ()), strict=True))
+        for aval in eqn.in_avals[num_first:]
+    ]
+    first: tuple[DimMap, ...] = (of_queries, of_keys, of_keys)
+    if num_first == _FORWARD:
+        operands, results = first, (of_queries, every, every)
+    else:
+        operands, results = (*first, of_queries, every, every, every), first
+    return LoopRule(
+        loops=loops.done(),
+        operands=(*operands, *of_others),
+        results=results,
+        ring=Ring(ring[0], rows[0], num_keys, (1, 2), () if num_first == _FORWARD else (1, 2))
+        if ring
+        else None,
+    )
+
+
+def _place(shards: Shards) -> Place:
+    ring = shards.rule.ring
+    if ring is None:
+        return ALONE
+    count, start = shards.parts(ring.loop), shards.block_start(ring.loop)
+    row_start = start + shards.block_start(ring.rows) // count
+    axes = shards.axis_names(ring.loop)
+    if count == 1 or not axes:
+        return Place(row_start=row_start)
+    return Place(
+        row_start=row_start, axes=axes, count=count, rank=start // shards.local_size(ring.loop)
+    )
+
+
+def _local_forward(eqn: Equation, shards: Shards, operands: Sequence[Array]) -> list[Array]:
+    queries, keys, values, *others = operands
+    attention = eqn.params["attention"]
+    return list(attention_of(attention, queries, keys, values, others, _place(shards)))
+
+
+def _local_backward(eqn: Equation, shards: Shards, operands: Sequence[Array]) -> list[Array]:
+    return _gradients(eqn.params["attention"], operands, _place(shards))
+
+
+def _num_scores(eqn: Equation) -> float:
+    queries, keys = eqn.in_avals[:2]
+    return float(math.prod(queries.shape[:-1]) * keys.shape[-2])
+
+
+def _flop(eqn: Equation, products: tuple[int, int]) -> float:
+    features = (aval.shape[-1] for aval in eqn.in_avals[1:3])
+    return 2 * _num_scores(eqn) * sum(n * x for n, x in zip(products, features, strict=True))
+
+
+def _scratch(eqn: Equation, held: int, traffic: tuple[int, int, int]) -> Scratch:
+    attention: Attention = eqn.params["attention"]
+    count, num_keys = _num_scores(eqn), eqn.in_avals[1].shape[-2]
+    types = (attention.sum_dtype, attention.weight_dtype, eqn.in_avals[0].dtype)
+    passes = sum(n * np.dtype(dtype).itemsize for n, dtype in zip(traffic, types, strict=True))
+    return Scratch(
+        num_bytes=held * count * np.dtype(attention.sum_dtype).itemsize,
+        share=attention.chunk_of(num_keys) / num_keys,
+        traffic_bytes=count * passes,
+    )
+
+
+TABLE = {
+    "attention": PrimitiveRule(
+        partial(_rule, num_first=_FORWARD, kind=PARALLEL),
+        _local_forward,
+        partial(_flop, products=_FORWARD_PRODUCTS),
+        heavy=True,
+        scratch=partial(_scratch, held=_FORWARD_VALUES, traffic=_FORWARD_TRAFFIC),
+    ),
+    "attention_gradient": PrimitiveRule(
+        partial(_rule, num_first=_BACKWARD, kind=SUM),
+        _local_backward,
+        partial(_flop, products=_BACKWARD_PRODUCTS),
+        heavy=True,
+        scratch=partial(_scratch, held=_BACKWARD_VALUES, traffic=_BACKWARD_TRAFFIC),
+    ),
+}

@@ -1,0 +1,105 @@
+"""What stands between the first product and the softmax, so that it can be made block by block.
+
+Every value has the dims of the scores (batch ..., group ..., row, key); a dim along which it is
+constant has size 1.  Masks that follow from positions are made of the positions, of each block
+anew, and so are never held whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.extend.core import Primitive
+
+ROW, KEY = -2, -1
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Numbers of the rows or of the keys.
+
+    Attributes:
+        dim: `ROW` or `KEY`.
+        dtype: NumPy-style name.
+    """
+
+    dim: int
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A constant.
+
+    Attributes:
+        value: A Python number.
+        dtype: NumPy-style name.
+    """
+
+    value: complex | bool
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """An element-wise operation.
+
+    Attributes:
+        primitive: The primitive.
+        params: Its parameters, as pairs.
+        inputs: Numbers of the values that it takes.
+    """
+
+    primitive: Primitive
+    params: tuple[tuple[str, Any], ...]
+    inputs: tuple[int, ...]
+
+
+ScoreStep: TypeAlias = Positions | Number | Elementwise
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores follow from the first product.
+
+    Attributes:
+        steps: Value 0 is the product, then come the other operands, then the results of the
+            steps in order; the last value is that of the scores.
+    """
+
+    steps: tuple[ScoreStep, ...]
+
+    def of(
+        self,
+        product: Array,
+        others: Sequence[Array],
+        row_start: Array | int,
+        key_start: Array | int,
+    ) -> Array:
+        """Return the scores of a block.
+
+        Args:
+            product: The block of the first product.
+            others: The same block of the other operands.
+            row_start: Number of its first row.
+            key_start: Number of its first key.
+        """
+        values: list[Array] = [product, *others]
+        for step in self.steps:
+            match step:
+                case Positions(dim=dim, dtype=dtype):
+                    shape = [1] * product.ndim
+                    shape[dim] = product.shape[dim]
+                    start = jnp.asarray(row_start if dim == ROW else key_start, dtype)
+                    dims = lax.broadcasted_iota(jnp.dtype(dtype), shape, product.ndim + dim)
+                    values.append(dims + start)
+                case Number(value=value, dtype=dtype):
+                    values.append(jnp.asarray(value, dtype))
+                case Elementwise(primitive=primitive, params=params, inputs=inputs):
+                    operands = jnp.broadcast_arrays(*(values[i] for i in inputs))
+                    values.append(primitive.bind(*operands, **dict(params)))
+        return values[-1] if self.steps else product
