@@ -11,6 +11,7 @@ from meshwise.errors import TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
@@ -87,6 +88,7 @@ def plan_pipeline(
     signature: StepSignature,
     request: PipelineRequest,
     report: Callable[[str], object] = lambda _: None,
+    records: LayerRecords | None = None,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for a step, and simulate it.
 
@@ -97,6 +99,7 @@ def plan_pipeline(
         signature: Which arguments are batch data.
         request: What is asked.
         report: Is told of progress.
+        records: What was found out about layers before, to be added to; None: nothing.
 
     Raises:
         TraceError: the step cannot be cut.
@@ -119,7 +122,7 @@ def plan_pipeline(
         options = search_options(layers, flop, request)
         pins = (*pins, *_asked(request)) if pins else ()
         with _timed(layers, request, report) as times:
-            found = planned_layers(layers, request.cluster, options, report, pins, times)
+            found = planned_layers(layers, request.cluster, options, report, pins, times, records)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
     plan = replace(whole_plan(found.plan, whole), method=method, parameters=parameters)
