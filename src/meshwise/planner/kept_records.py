@@ -13,10 +13,9 @@ from meshwise.kernels.folder import compiled_for
 from meshwise.system.own_folder import own_folder
 from meshwise.system.result_files import ResultFiles
 from meshwise.system.sources import sources_digest
-from meshwise.system.user_cache import user_cache
+from meshwise.system.user_cache import RECORDS, user_cache
 
-FOLDER = "layers"
-MOST_BYTES = 256 * 2**20
+_MOST_BYTES = 256 * 2**20
 
 
 @contextmanager
@@ -26,8 +25,8 @@ def kept_records() -> Generator[LayerRecords]:
     What becomes known is kept at the end of the block, also where the plan fails.  Where no folder
     can be written that is this user's own, and while sources change, nothing is kept.
     """
-    computed_by, folder = _computed_by(), own_folder((user_cache(),), FOLDER)
-    files = None if computed_by is None or folder is None else ResultFiles(folder, MOST_BYTES)
+    computed_by, folder = _computed_by(), own_folder((user_cache(),), RECORDS)
+    files = None if computed_by is None or folder is None else ResultFiles(folder, _MOST_BYTES)
     records = LayerRecords(files, computed_by or "")
     try:
         yield records

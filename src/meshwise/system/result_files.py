@@ -1,8 +1,8 @@
 """Results that are kept for later processes: a file for each key, no more than so many bytes.
 
-A file holds a digest of the rest, and the rest packed.  What is damaged, cut short, too long or
-cannot be read counts as not there, and so does what another process removes meanwhile.  Files are
-written whole or not at all; of two processes that write one key the last one wins.
+A file holds a digest of its key and of the rest, and the rest packed.  What is damaged, cut short,
+too long or cannot be read counts as not there, and so does what another process removes meanwhile.
+Files are written whole or not at all; of two processes that write one key the last one wins.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class ResultFiles:
             with path.open("rb") as file:
                 data = file.read(_MOST_PACKED + 1)
             packed = data[_DIGEST_BYTES:]
-            if len(data) > _MOST_PACKED or hashlib.sha256(packed).digest() != data[:_DIGEST_BYTES]:
+            if len(data) > _MOST_PACKED or _digest(key, packed) != data[:_DIGEST_BYTES]:
                 return None
             unpacking = zlib.decompressobj()
             found = unpacking.decompress(packed, _MOST_BYTES)
             if not unpacking.eof:
                 return None
-            # The oldest go first by when they were last of use.
+            # What was of no use for longest goes first.
             os.utime(path)
             return found
         return None
@@ -63,7 +63,7 @@ class ResultFiles:
         if len(result) > _MOST_BYTES or _DIGEST_BYTES + len(packed) > _MOST_PACKED:
             return
         with suppress(OSError):
-            write_atomically(self._path(key), hashlib.sha256(packed).digest() + packed)
+            write_atomically(self._path(key), _digest(key, packed) + packed)
 
     def trim(self) -> None:
         """Remove what was of no use for longest, until the rest is within the bound."""
@@ -95,3 +95,7 @@ class ResultFiles:
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+
+
+def _digest(key: str, packed: bytes) -> bytes:
+    return hashlib.sha256(hashlib.sha256(key.encode()).digest() + packed).digest()
