@@ -13,9 +13,11 @@ from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes
+from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat import PyTree
+from meshwise.kernels.background import compiling_behind
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
@@ -111,7 +113,7 @@ def plan_pipeline(
     pins = read_pins(request.pins)
     whole, request = request, smaller_request(request)
     check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
-    with collection_paused():
+    with collection_paused(), compiling_behind(LATE):
         report("tracing")
         layers, flop = layers_of(
             fun, args, kwargs, signature, request.num_layers, statistics=request.statistics
