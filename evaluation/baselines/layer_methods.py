@@ -99,9 +99,7 @@ def _with_rows_crossing(layer: LayerNetwork, restriction: Restriction) -> LayerN
             wanted = restriction.pins[position]
             kept = np.array([layout == wanted for layout in side.layouts])
             costs[side.node] = np.where(kept, costs[side.node], np.inf)
-    return dataclasses.replace(
-        layer, problem=dataclasses.replace(layer.problem, costs=tuple(costs))
-    )
+    return layer.with_problem(dataclasses.replace(layer.problem, costs=tuple(costs)))
 
 
 def _position(crossings: tuple[Crossing, ...], *, enters: bool) -> int:

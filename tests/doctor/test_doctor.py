@@ -25,8 +25,10 @@ from meshwise.doctor.machine import (
     check_jax_cache,
     check_kernels,
     check_memory,
+    check_records,
 )
 from meshwise.doctor.packages import check_packages, check_python, fits
+from meshwise.system.result_files import ResultFiles
 
 doctor_module = importlib.import_module("meshwise.cli.doctor")
 
@@ -125,6 +127,15 @@ def test_caches_and_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (finding,) = check_kernels()
     assert finding.status == "broken"
     assert "OSError: llvmlite is broken" in finding.found
+
+
+def test_the_plan_cache_has_a_place_and_a_size(tmp_path: Path) -> None:
+    finding = check_records(tmp_path)
+    assert (finding.what, finding.status) == ("plan cache", "ok")
+    assert finding.found.startswith(f"{tmp_path}, 0 ")
+    ResultFiles(tmp_path, 2**20).write("key", b"")
+    assert check_records(tmp_path).found != finding.found
+    assert check_records(tmp_path / "none").status == "ok"
 
 
 def test_the_cache_of_jax(tmp_path: Path):

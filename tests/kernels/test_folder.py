@@ -15,7 +15,8 @@ from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance import is_solution
 from meshwise.assignment.kernel_set import KERNELS
 from meshwise.kernels.background import _process, compiling
-from meshwise.kernels.folder import own_folder, remove_unused
+from meshwise.kernels.folder import remove_unused
+from meshwise.system.own_folder import own_folder
 
 NOW, DAY = 1_800_000_000.0, 24 * 3600.0
 

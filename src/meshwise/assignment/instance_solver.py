@@ -109,8 +109,12 @@ def solve_instance(
 
 
 def _solve_large(shared: Shared, watch: Watch) -> None:
-    """Solve the problem with kernels, as soon as they are there."""
+    """Solve the problem with kernels, where there is a deadline as soon as all are there."""
     wait = watch.wait_for_kernels
+    if wait is None and math.isinf(shared.deadline):
+        # Nobody's time runs out: what is called is compiled then, and the rest not at all.
+        _run_threads(shared, watch)
+        return
     waiting = compiling(KERNELS, _ignore) if wait is None else nullcontext(wait)
     with waiting as wait:
         has_kernels = await_kernels(shared, wait, lambda: _report(shared, watch, has_kernels=False))

@@ -50,8 +50,20 @@ def compile_reductions() -> None:
     reduction.expand(np.zeros(len(network.size), np.int64))
 
 
+def compile_bounds() -> None:
+    """Compile what bounds a problem, and improves a choice: all that a planner mostly needs."""
+    network = network_of(_made_up())
+    Ascent.of(network).run(1)
+    choice = np.zeros(len(network.size), np.int64)
+    cost_of(network, choice)
+    room = room_of(room_left(network, choice))
+    rng = np.random.default_rng(0)
+    improve(Tries(1, _NODES, 0.0, 0.5), network, Placed(choice, room), scratch_for(network), rng)
+
+
 def compile_search() -> None:
     """Compile the bound and the search."""
+    compile_bounds()
     network = network_of(_made_up())
     ascent = Ascent.of(network)
     ascent.run(1)
@@ -64,14 +76,9 @@ def compile_search() -> None:
     prove(network, np.ones(len(network.capacity)), np.inf, stop=np.zeros(1, np.int8))
     above, work = np.zeros(len(network.cost)), np.zeros(1, np.int64)
     probe(network, ascent.held, above, TrialGoal(0.0, 1.0, 0.0), work, keep)
-    choice = np.zeros(len(network.size), np.int64)
     forbidden = network._replace(matrices=np.full(len(network.matrices), np.inf))
     find_consistent(forbidden, np.zeros(1, np.int8))
-    cost_of(network, choice)
-    room = room_of(room_left(network, choice))
-    rng = np.random.default_rng(0)
-    Repair.of(network).run(1, _NODES, rng)
-    improve(Tries(1, _NODES, 0.0, 0.5), network, Placed(choice, room), scratch_for(network), rng)
+    Repair.of(network).run(1, _NODES, np.random.default_rng(0))
 
 
 def _made_up() -> Instance:

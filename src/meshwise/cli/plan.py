@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,10 @@ from meshwise.cli.steps import chosen_step, model_names
 from meshwise.cli.verify import told_by
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.jax_compat import PyTree
 from meshwise.plan.stage import REMATS, Remat
+from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.report.html.page import plan_page
@@ -132,6 +134,13 @@ Examples:
 )
 @click.option("--target", metavar="NAME", help="With --verify: for these devices, as h100.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
+@click.option(
+    "--cache/--no-cache",
+    "uses_cache",
+    default=True,
+    help="Begin with what earlier plans found out about the same layers, and keep what this one "
+    "finds; the plan is the same.",
+)
 @trace_option
 @click.option(
     "--html",
@@ -160,6 +169,7 @@ def plan(
     verify: bool,
     target: str | None,
     out: Path | None,
+    uses_cache: bool,
     trace_file: Path | None,
     html_file: Path | None,
     as_json: bool,
@@ -202,14 +212,15 @@ def plan(
             check_target(cluster, target)
         with collection_paused():
             chosen = chosen_step(model, step, batch, dtype)
-        planner = _Planner(request, chosen, report)
         verified: Verification | None = None
-        if verify:
-            planned, verified = plan_verified(
-                planner.plan, lambda p: _verification(p, target, out, report), report
-            )
-        else:
-            planned = planner.plan()
+        with kept_records() if uses_cache else nullcontext() as records:
+            planner = _Planner(request, chosen, report, records)
+            if verify:
+                planned, verified = plan_verified(
+                    planner.plan, lambda p: _verification(p, target, out, report), report
+                )
+            else:
+                planned = planner.plan()
         found, timeline = planned.plan, planned.timeline
         found = replace(found, model=f"{model}, {dtype}" if model else step or "")
     except MeshwiseError as error:
@@ -263,11 +274,13 @@ class _Planner:
         request: What is asked.
         step: A step, its state and its batch.
         report: Is told of progress.
+        records: What was found out about layers before; None: nothing.
     """
 
     request: PipelineRequest
     step: tuple[Callable[..., PyTree], PyTree, PyTree]
     report: Callable[[str], None]
+    records: LayerRecords | None
 
     def plan(self, share: float = 1.0) -> PlannedPipeline:
         """Plan for this share of the memory of every device."""
@@ -275,4 +288,4 @@ class _Planner:
         signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
         fun, *args = self.step
         with collection_paused():
-            return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report)
+            return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report, self.records)

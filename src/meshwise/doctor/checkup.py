@@ -10,6 +10,7 @@ from meshwise.doctor.machine import (
     check_jax_cache,
     check_kernels,
     check_memory,
+    check_records,
 )
 from meshwise.doctor.packages import check_packages, check_python
 
@@ -28,5 +29,6 @@ def checkup() -> tuple[Finding, ...]:
         check_cores(),
         check_memory(),
         *check_kernels(),
+        check_records(),
         check_jax_cache(),
     )

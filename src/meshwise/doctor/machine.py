@@ -9,6 +9,8 @@ from pathlib import Path
 
 from meshwise.doctor.finding import Finding
 from meshwise.system.cores import usable_cores
+from meshwise.system.result_files import ResultFiles
+from meshwise.system.user_cache import RECORDS, user_cache
 from meshwise.units import GIB, bytes_text
 
 # A test run and a small planning job need about this much.
@@ -102,6 +104,13 @@ def check_jax_cache(environment: Mapping[str, str] = os.environ) -> Finding:
         found=f"{folder} cannot be written",
         remedy=f"set {variable} to a folder that you can write, or unset it",
     )
+
+
+def check_records(folder: Path | None = None) -> Finding:
+    """Return where `meshwise plan` keeps what it found out about layers, and how much there is."""
+    folder = folder or user_cache() / RECORDS
+    num_bytes = ResultFiles(folder, 0).num_bytes()
+    return Finding(what="plan cache", status="ok", found=f"{folder}, {bytes_text(num_bytes)}")
 
 
 def check_folder(folder: Path, free_bytes: int | None = None) -> Finding:

@@ -13,12 +13,20 @@ from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.kernels.background import KernelSet
 
 KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))
+# What a plan needs late: it can be compiled while a step is traced and layers are looked at.
+LATE = KernelSet(package="planning", module=__name__, parts=("compile_late",))
 
 
 def compile_all_kernels() -> None:
     """Compile every kernel of Meshwise that is not yet kept; a minute at most, then nothing."""
-    for kernels in (assignment.KERNELS, KERNELS):
+    for kernels in (assignment.KERNELS, KERNELS, LATE):
         kernels.compile()
+
+
+def compile_late() -> None:
+    """Compile the choice of stages, and what solves layers that reductions do not settle."""
+    compile_stages()
+    assignment.compile_bounds()
 
 
 def compile_stages() -> None:

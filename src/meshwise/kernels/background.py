@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from meshwise.kernels.folder import has_all_kernels, kernel_folder, note_all_kernels
+from meshwise.system.cores import usable_cores
 
 # It ends when the pipe to its standard input is closed: however the process at the other end ended.
 _SCRIPT = """
@@ -120,6 +121,31 @@ def compiling(
         yield compilation.wait
     finally:
         compilation.end()
+
+
+@contextmanager
+def compiling_behind(kernels: KernelSet) -> Generator[None]:
+    """Compile kernels in processes that nobody waits for; none lives longer than the block.
+
+    What is called before it is there is compiled in this process too.
+
+    Args:
+        kernels: The kernels that will be needed late in the block.
+    """
+    has_place = usable_cores() > 1 and bool(sys.executable) and kernel_folder() is not None
+    if not has_place or kernels.is_complete:
+        yield
+        return
+    processes = [_process(kernels.module, part) for part in kernels.parts]
+    try:
+        yield
+    finally:
+        is_done = all(process.poll() == 0 for process in processes)
+        for process in processes:
+            process.kill()
+            process.communicate()
+        if is_done:
+            note_all_kernels(kernels.package)
 
 
 def _process(module: str, part: str) -> subprocess.Popen[bytes]:

@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import llvmlite.binding as llvm  # pyright: ignore[reportMissingTypeStubs]
 import numba
 from numba.core import config as numba_config
 
+from meshwise.system.own_folder import own_folder
 from meshwise.system.user_cache import user_cache
 
 _UNUSED_S = 30 * 24 * 3600.0
@@ -43,7 +43,7 @@ def kernel_folder() -> Path | None:
         The folder; None if none can be written, or if a source has changed since it was imported:
         then what this process compiles is not what the text on disk says.
     """
-    digest = hashlib.sha256(repr(_compiled_for()).encode())
+    digest = hashlib.sha256(repr(compiled_for()).encode())
     for source in kernel_sources():
         try:
             status = source.stat()
@@ -71,41 +71,12 @@ def _has_kernels(text: bytes) -> bool:
     return _MARK in text.replace(_NAMES_ONLY, b"")
 
 
-def own_folder(parents: Iterable[Path], name: str) -> Path | None:
-    """Return the first folder that can be made and written, and that nobody else can write.
-
-    What is kept there is code that will be run.
-
-    Args:
-        parents: Folders in which to make it, the best first; they are made if need be.
-        name: Its name.
-
-    Returns:
-        The folder; None if there is none.
-    """
-    for parent in parents:
-        folder = parent / name
-        try:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if os.access(folder, os.W_OK) and _is_ours(parent) and _is_ours(folder):
-                return folder
-        except OSError:
-            continue
-    return None
-
-
-def _is_ours(folder: Path) -> bool:
-    found = folder.stat()
-    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
-
-
 def _user() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
-def _compiled_for() -> tuple[object, ...]:
-    """Return what else machine code depends on; different machines may share a home."""
+def compiled_for() -> tuple[object, ...]:
+    """Return what machine code depends on besides its source; machines may share a home."""
     config: Any = numba_config
     return (
         numba.__version__,

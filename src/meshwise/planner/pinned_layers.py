@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PinError
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant import LayerKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts, compose
@@ -106,8 +107,9 @@ class PinnedCosts(VariantCosts):
         options: IntraOptions,
         pins: Mapping[str, object],
         times: LayerTimes | None = None,
+        records: LayerRecords | None = None,
     ) -> None:
-        super().__init__(source, options, times)
+        super().__init__(source, options, times, records)
         self.pins = pins
         self.refused: list[str] = []
 

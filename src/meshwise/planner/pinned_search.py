@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.search.finishing import NamedLayers
 from meshwise.inter.search.least_memory import LeastMemory, least_memory, too_little_memory
@@ -42,6 +43,7 @@ class PipelineSearch:
         times: Tells how long planned layers take; None: the model does.
         costs: Plans of these layers from other searches, to be added to; None for none, and with
             pins.
+        records: What was found out about layers before; None: nothing.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long.
     """
 
@@ -52,6 +54,7 @@ class PipelineSearch:
     pins: Sequence[PipelinePin]
     times: LayerTimes | None
     costs: VariantCosts | None
+    records: LayerRecords | None = None
     seeks_remedies: bool = True
 
 
@@ -104,7 +107,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
 def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
     """Find the fastest pipeline without pins; where nothing fits, name what would help."""
     layers, cluster, options = asked.layers, asked.cluster, asked.options
-    costs = asked.costs or VariantCosts(layers, options.intra, asked.times)
+    costs = asked.costs or VariantCosts(layers, options.intra, asked.times, asked.records)
     check_stages(cluster, options, len(layers.classes))
     try:
         found, _ = _search(layers, cluster, options, asked.report, costs)
@@ -159,9 +162,9 @@ def _least_held(options: SearchOptions) -> SearchOptions:
 def _source(asked: PipelineSearch, pins: Sequence[PipelinePin]) -> tuple[NamedLayers, VariantCosts]:
     layers, options, layouts = asked.layers, asked.options, layouts_of(pins)
     if not layouts:
-        return layers, VariantCosts(layers, options.intra, asked.times)
+        return layers, VariantCosts(layers, options.intra, asked.times, asked.records)
     source = PinnedSource(layers, layouts)
-    return source, PinnedCosts(source, options.intra, layouts, asked.times)
+    return source, PinnedCosts(source, options.intra, layouts, asked.times, asked.records)
 
 
 def _conflict(

@@ -12,10 +12,13 @@ from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes
+from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat import PyTree
+from meshwise.kernels.background import compiling_behind
 from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.memory_share import smaller_request, whole_plan
@@ -101,6 +104,7 @@ def plan_pipeline(
     signature: StepSignature,
     request: PipelineRequest,
     report: Callable[[str], object] = lambda _: None,
+    records: LayerRecords | None = None,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for a step, and simulate it.
 
@@ -111,6 +115,7 @@ def plan_pipeline(
         signature: Which arguments are batch data.
         request: What is asked.
         report: Is told of progress.
+        records: What was found out about layers before, to be added to; None: nothing.
 
     Raises:
         TraceError: the step cannot be cut.
@@ -123,12 +128,11 @@ def plan_pipeline(
     whole, request = request, smaller_request(request)
     check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
     pins = (*pins, *_asked(request)) if pins else ()
-    with collection_paused():
+    search = partial(_searched, request=request, report=report, pins=pins, records=records)
+    with collection_paused(), compiling_behind(LATE):
         report("tracing")
         opened = open_step(fun, args, kwargs, signature)
-        found = _with_attention(
-            opened, request, report, partial(_searched, request=request, report=report, pins=pins)
-        )
+        found = _with_attention(opened, request, report, search)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
     plan = replace(whole_plan(found.plan, whole), method=method, parameters=parameters)
@@ -140,6 +144,7 @@ def _searched(
     request: PipelineRequest,
     report: Callable[[str], object],
     pins: tuple[PipelinePin, ...],
+    records: LayerRecords | None,
 ) -> PlannedPipeline:
     """Return the fastest pipeline of a step."""
     layers, flop = _layering(opened, request.num_layers, request.statistics)
@@ -148,7 +153,7 @@ def _searched(
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
     options = search_options(layers, flop, request)
     with _timed(layers, request, report) as times:
-        return planned_layers(layers, request.cluster, options, report, pins, times)
+        return planned_layers(layers, request.cluster, options, report, pins, times, records)
 
 
 def _with_attention(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.search.finishing import NamedLayers, finished
 from meshwise.inter.search.interleaving import interleaved_pipelines
@@ -68,6 +69,7 @@ def planned_layers(
     report: Callable[[str], object] = lambda _: None,
     pins: Sequence[PipelinePin] = (),
     times: LayerTimes | None = None,
+    records: LayerRecords | None = None,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for given layers, and simulate it.
 
@@ -78,6 +80,7 @@ def planned_layers(
         report: Is told of progress.
         pins: What is fixed.
         times: Tells how long planned layers take; None: the model does.
+        records: What was found out about layers before; None: nothing.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -93,7 +96,8 @@ def planned_layers(
         report=report,
         pins=pins,
         times=times,
-        costs=None if pins else VariantCosts(layers, options.intra, times),
+        costs=None if pins else VariantCosts(layers, options.intra, times, records),
+        records=records,
     )
     if len(groups) == 1 or any(pin.schedule for pin in pins):
         return _with_room(asked)
@@ -297,7 +301,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
             "leave one of them out"
         )
     options = asked.options
-    costs = asked.costs or VariantCosts(asked.layers, options.intra)
+    costs = asked.costs or VariantCosts(asked.layers, options.intra, records=asked.records)
     planned: list[PlannedPipeline] = []
     failed: list[UnsearchedMemoryError] = []
     for found in interleaved_pipelines(

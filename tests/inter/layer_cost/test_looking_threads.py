@@ -16,9 +16,13 @@ class Layer:
     def __init__(self) -> None:
         self.looked: dict[Any, int] = {}
         self.noted: list[Any] = []
+        self.prepared: list[Any] = []
 
     def is_for_the_solver(self, place: Any) -> bool:
         return place[0] == 1
+
+    def prepare(self, place: Any) -> None:
+        self.prepared.append((place, threading.get_ident()))
 
     def look(self, place: Any) -> Any:
         if place[1] < 0:
@@ -38,6 +42,7 @@ def test_the_solver_works_in_the_calling_thread_and_notes_are_in_order() -> None
         threads.sharpen([(layer, place) for place in places])
     assert layer.noted == places
     me = threading.get_ident()
+    assert layer.prepared == [(place, me) for place in places]
     assert {place for place, who in layer.looked.items() if who == me} == set(places[1::2])
 
 

@@ -54,8 +54,9 @@ def conditioned(
                     network,
                     arriving_s=np.zeros_like(network.arriving_s),
                     returning_s=np.zeros_like(network.returning_s),
-                    again_s=tuple(np.zeros_like(s) for s in network.again_s),
-                    problem=tied_problem(network.network, network.ties),
+                ).with_problem(
+                    tied_problem(network.network, network.ties),
+                    tuple(np.zeros_like(s) for s in network.again_s),
                 )
             of_price = BytePrice(seconds_per_byte=price, in_flight=2.0)
             known[c] = ConditionedLayer(network, of_price, exact=exact)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
+from meshwise.graph.graph import Graph
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
+from meshwise.inter.layer_cost.layer_record import LayerRecord
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.regions import Region, regions
@@ -21,7 +25,11 @@ class LayerNetworks:
         self._regions: dict[Same, tuple[Region, ...]] = {}
 
     def network(
-        self, piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions
+        self,
+        piece: PieceGraph,
+        mesh: LogicalMesh,
+        options: IntraOptions,
+        record: LayerRecord | None = None,
     ) -> LayerNetwork | None:
         """Return the decisions about a layer on a mesh.
 
@@ -29,14 +37,19 @@ class LayerNetworks:
             piece: The layer.
             mesh: Where it runs.
             options: How it is planned.
+            record: What is known of it; None: nothing.
 
         Returns:
             The network; None if the layer has no plan on the mesh.
         """
-        graph = Same(piece.graph)
-        if graph not in self._regions:
-            self._regions[graph] = regions(piece.graph)
+        parts = partial(self._parts, piece.graph)
         try:
-            return layer_network(piece, mesh, options, self._regions[graph], self._evaluators)
+            return layer_network(piece, mesh, options, parts, self._evaluators, record)
         except InfeasibleError:
             return None
+
+    def _parts(self, graph: Graph) -> tuple[Region, ...]:
+        same = Same(graph)
+        if same not in self._regions:
+            self._regions[same] = regions(graph)
+        return self._regions[same]

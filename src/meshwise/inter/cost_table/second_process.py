@@ -18,7 +18,8 @@ from meshwise.inter.cost_table.layer_networks import LayerNetworks
 from meshwise.inter.cost_table.variant import BoundsKey
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.footprint import Footprint, footprint
-from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_bounds
+from meshwise.inter.layer_cost.layer_record import LayerBounds
 from meshwise.intra.options import IntraOptions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
@@ -104,7 +105,11 @@ class SecondProcess:
         Raises:
             TraceError: the step does not separate into so many micro-batches.
         """
-        todo = [key for key in dict.fromkeys(keys) if not self._costs.has_bounds(*key)]
+        todo = [
+            key
+            for key in dict.fromkeys(keys)
+            if not (self._costs.has_bounds(*key) or self._costs.remembers_bounds(key))
+        ]
         if not todo or not self._is_there(todo):
             return
         with self._asking():
@@ -132,7 +137,7 @@ class SecondProcess:
         with self._asking():
             self._child.send(_PlansRequest(self._unsent(keys), plans, theirs[0][0].mesh))
             for layer, choice in todo[::2]:
-                layer.plan(choice)
+                layer.facts(choice)
             held: list[Footprint] = self._child.receive()
             for (layer, choice), memory in zip(theirs, held, strict=True):
                 layer.keep(choice, memory)

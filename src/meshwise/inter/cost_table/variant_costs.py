@@ -6,6 +6,7 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,9 +20,11 @@ from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.layer_networks import LayerNetworks
+from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant import BoundsKey, LayerKey, Variant
 from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
-from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork, layer_bounds
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_bounds
+from meshwise.inter.layer_cost.layer_record import LayerBounds, LayerRecord
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
     PlanAhead,
@@ -132,23 +135,32 @@ class VariantCosts:
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
         plan_ahead: Makes several plans of layers at once; None: each is made when it is used.
+        records: What was found out about layers, by this search or before.
         is_shareable: Whether another process may bound layers by graphs and options alone.
     """
 
     is_shareable = True
 
     def __init__(
-        self, source: LayerSource, options: IntraOptions, times: LayerTimes | None = None
+        self,
+        source: LayerSource,
+        options: IntraOptions,
+        times: LayerTimes | None = None,
+        records: LayerRecords | None = None,
     ) -> None:
         self.source = source
         self.options = options
         self.times = times
+        # What the clock cut short, or was written down elsewhere too, is not for others.
+        is_pure = math.isinf(options.time_limit_s) and options.dump_ilp is None
+        self.records = records if records is not None and is_pure else LayerRecords()
         self.plan_ahead: PlanAhead | None = None
         self._made = LayerNetworks()
         self._solver_times: dict[LogicalMesh, SolverTime] = {}
         self._single: dict[DeviceSpec, LogicalMesh] = {}
         self._graphs: dict[object, PieceGraph] = {}
         self._networks: dict[object, LayerNetwork | None] = {}
+        self._asked: dict[object, tuple[PieceGraph, IntraOptions, LayerRecord] | None] = {}
         self._graph_keys: dict[LayerNetwork, tuple[int, Remat, int]] = {}
         self._layers: dict[LayerKey, ConditionedLayer | None] = {}
         self._costs: dict[object, tuple[Bools, RunCosts | None]] = {}
@@ -212,15 +224,29 @@ class VariantCosts:
     ) -> LayerNetwork | None:
         key = (c, mesh, remat, num_microbatches)
         if key not in self._networks:
-            try:
-                piece, options = self.restricted(self.graph(c, remat, num_microbatches), mesh)
-            except InfeasibleError:
+            asked = self._layer(c, mesh, remat, num_microbatches)
+            if asked is None:
                 self._networks[key] = None
             else:
-                made = self._networks[key] = self._made.network(piece, mesh, options)
+                piece, options, record = asked
+                made = self._networks[key] = self._made.network(piece, mesh, options, record)
                 if made is not None:
                     self._graph_keys[made] = (c, remat, num_microbatches)
         return self._networks[key]
+
+    def _layer(
+        self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
+    ) -> tuple[PieceGraph, IntraOptions, LayerRecord] | None:
+        """A layer, how it is planned on a mesh, and its record; None if pins leave no plan."""
+        key = (c, mesh, remat, num_microbatches)
+        if key not in self._asked:
+            try:
+                piece, options = self.restricted(self.graph(c, remat, num_microbatches), mesh)
+            except InfeasibleError:
+                self._asked[key] = None
+            else:
+                self._asked[key] = piece, options, self.records.of(piece, mesh, options)
+        return self._asked[key]
 
     def graph_key(self, network: LayerNetwork) -> tuple[int, Remat, int]:
         """Arguments of `graph` for the graph of decisions about a layer."""
@@ -324,6 +350,18 @@ class VariantCosts:
         """Return whether `bounds` has been computed for these arguments."""
         return BoundsKey(mesh, remat, num_microbatches) in self._bounds
 
+    def remembers_bounds(self, key: BoundsKey) -> bool:
+        """Return whether bounds follow from records, without any work.
+
+        Args:
+            key: What they are for.
+        """
+        layers = [self._layer(c, *key) for c in dict.fromkeys(self.source.classes)]
+        return all(
+            layer is None or layer[2].is_possible is False or layer[2].bounds is not None
+            for layer in layers
+        )
+
     def keep_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
         """Remember bounds.
 
@@ -331,12 +369,19 @@ class VariantCosts:
             key: What they are for.
             found: Bounds of each class of layers; None for one that has no plan.
         """
+        for c, bounds in found.items():
+            if (layer := self._layer(c, *key)) is not None:
+                record = layer[2]
+                record.is_possible, record.bounds = bounds is not None, bounds
         self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
 
     def layer_bounds(
         self, c: int, mesh: LogicalMesh, remat: Remat, num_microbatches: int
     ) -> LayerBounds | None:
         """What no plan of a class of layers is below; None if it has none."""
+        layer = self._layer(c, mesh, remat, num_microbatches)
+        if layer is not None and layer[2].bounds is not None:
+            return layer[2].bounds
         network = self._network(c, mesh, remat, num_microbatches)
         return None if network is None else layer_bounds(network)
 

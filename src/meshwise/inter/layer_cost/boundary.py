@@ -57,8 +57,7 @@ def with_boundaries(
             found.append(((), ()))
             continue
         given, made = _ends(main, enters=enters)
-        ends = piece.graph.inputs if enters else piece.graph.outputs
-        layouts = whole_layouts(piece.graph.tensors[ends[main.value]].shape, network.mesh.sizes)
+        layouts = _states(piece, main, network.mesh.sizes, enters=enters)
         nodes = (
             *((_input(piece, network, given),) if given >= 0 else ()),
             *((_result(piece, network, made),) if made >= 0 else ()),
@@ -76,6 +75,28 @@ def with_boundaries(
         for nodes, layouts in found
     ]
     return network, Ties(class_of=class_of, count=len(numbers)), sides[0], sides[1]
+
+
+def boundary(piece: PieceGraph, sizes: tuple[int, ...], node: int, *, enters: bool) -> Boundary:
+    """Return one side of a piece whose network is not at hand.
+
+    Args:
+        piece: The piece.
+        sizes: Sizes of the axes of its mesh.
+        node: Class of the nodes that decide there, as `with_boundaries` found it.
+        enters: Whether it is the side of what enters.
+    """
+    main = primary(piece.entering if enters else piece.leaving)
+    if main is None or node < 0:
+        return NOTHING
+    return Boundary(node=node, layouts=_states(piece, main, sizes, enters=enters))
+
+
+def _states(
+    piece: PieceGraph, main: Crossing, sizes: tuple[int, ...], *, enters: bool
+) -> tuple[Layout, ...]:
+    ends = piece.graph.inputs if enters else piece.graph.outputs
+    return whole_layouts(piece.graph.tensors[ends[main.value]].shape, sizes)
 
 
 def _without_partial(

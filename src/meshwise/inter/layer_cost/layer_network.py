@@ -6,16 +6,18 @@ Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
 from meshwise.assignment.problem import Problem
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.inter.layer_cost.boundary import Boundary, gathers_s, with_boundaries
+from meshwise.errors import InfeasibleError
+from meshwise.inter.layer_cost.boundary import Boundary, boundary, gathers_s, with_boundaries
 from meshwise.inter.layer_cost.choice_bytes import (
     HeldBytes,
     held_bytes,
@@ -23,9 +25,10 @@ from meshwise.inter.layer_cost.choice_bytes import (
     resident_bytes,
 )
 from meshwise.inter.layer_cost.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.layer_record import Choice, LayerBounds, LayerRecord, PlanFacts
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
-from meshwise.intra.network import LayoutNetwork, build_network
+from meshwise.intra.network import BLOCK, LayoutNetwork, build_network
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import Ties, tied_problem
@@ -34,65 +37,119 @@ from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerNetwork:
-    """All decisions about one layer on one mesh, and what they cost and hold.
-
-    Two networks are equal only if they are one object.  There are no slots, since `held` is
-    computed when it is first asked for.
+class Decisions(NamedTuple):
+    """All decisions about a layer, and what they cost.
 
     Attributes:
-        piece: The layer.
-        mesh: Where it runs.
-        network: Its decisions; states of cuts are single choices.
+        network: The decisions; states of cuts are single choices.
         ties: Nodes that decide together.
-        entering: Its side of the cut before it.
-        leaving: Its side of the cut after it.
-        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
-            together that another stage sends.
-        returning_s: The same of a cotangent, for each state that leaves.
         again_s: Seconds of one micro-batch by choice of each class of nodes, for work that the
             backward pass repeats.
         problem: Seconds of a step.
     """
 
-    piece: PieceGraph
-    mesh: LogicalMesh
     network: LayoutNetwork
     ties: Ties
+    again_s: tuple[Floats, ...]
+    problem: Problem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerNetwork:
+    """All decisions about one layer on one mesh, and what they cost and hold.
+
+    Two networks are equal only if they are one object.  There are no slots, since what is dear is
+    computed when it is first asked for: where the record knows enough, nobody asks.
+
+    Attributes:
+        piece: The layer.
+        mesh: Where it runs.
+        entering: Its side of the cut before it.
+        leaving: Its side of the cut after it.
+        arriving_s: For each state that enters, seconds of one micro-batch to put an activation
+            together that another stage sends.
+        returning_s: The same of a cotangent, for each state that leaves.
+        make: Function that makes the decisions.
+        record: What was found out about the layer on the mesh.
+    """
+
+    piece: PieceGraph
+    mesh: LogicalMesh
     entering: Boundary
     leaving: Boundary
     arriving_s: Floats
     returning_s: Floats
-    again_s: tuple[Floats, ...]
-    problem: Problem
-    _decisions: dict[tuple[int, ...], GraphDecision] = field(
-        default_factory=dict[tuple[int, ...], GraphDecision], init=False, repr=False, compare=False
-    )
-    _memory: dict[tuple[int, ...], Footprint] = field(
-        default_factory=dict[tuple[int, ...], Footprint], init=False, repr=False, compare=False
+    make: Callable[[], Decisions]
+    record: LayerRecord
+    _decisions: dict[Choice, GraphDecision] = field(
+        default_factory=dict[Choice, GraphDecision], init=False, repr=False
     )
 
-    def plan(self, choice: tuple[int, ...]) -> tuple[GraphDecision, Footprint]:
-        """The plan of a choice for each class of nodes, and what it holds; made once."""
-        decision = self.decision(choice)
-        if choice not in self._memory:
-            self._memory[choice] = footprint(self.piece, decision, self.mesh)
-        return decision, self._memory[choice]
+    @cached_property
+    def _made(self) -> Decisions:
+        return self.make()
 
-    def decision(self, choice: tuple[int, ...]) -> GraphDecision:
+    @property
+    def network(self) -> LayoutNetwork:
+        """Its decisions; states of cuts are single choices."""
+        return self._made.network
+
+    @property
+    def ties(self) -> Ties:
+        """Nodes that decide together."""
+        return self._made.ties
+
+    @property
+    def again_s(self) -> tuple[Floats, ...]:
+        """Seconds of one micro-batch by choice of each class of nodes, for repeated work."""
+        return self._made.again_s
+
+    @property
+    def problem(self) -> Problem:
+        """Seconds of a step."""
+        return self._made.problem
+
+    def with_problem(
+        self, problem: Problem, again_s: tuple[Floats, ...] | None = None
+    ) -> LayerNetwork:
+        """Return the same decisions at other costs.
+
+        Args:
+            problem: Seconds of a step.
+            again_s: Seconds of repeated work, if they are others too.
+        """
+        made = self._made._replace(
+            problem=problem, again_s=self.again_s if again_s is None else again_s
+        )
+        return replace(self, make=lambda: made, record=LayerRecord())
+
+    def facts(self, choice: Choice) -> PlanFacts:
+        """Return what the plan of a choice takes and holds; found out once.
+
+        Args:
+            choice: A choice for each class of nodes.
+        """
+        known = self.record.plans
+        if choice not in known:
+            self.keep(choice, footprint(self.piece, self.decision(choice), self.mesh))
+        return known[choice]
+
+    def knows(self, choice: Choice) -> bool:
+        """Return whether what the plan of a choice takes and holds is known."""
+        return choice in self.record.plans
+
+    def keep(self, choice: Choice, memory: Footprint) -> None:
+        """Take what the plan of a choice holds."""
+        loop_s, once_s = _seconds(self.network, self.ties.spread(choice))
+        again_s = sum(s[c] for s, c in zip(self.again_s, choice, strict=True))
+        loop_s += self.piece.num_microbatches * float(again_s)
+        self.record.plans[choice] = PlanFacts(loop_s=loop_s, once_s=once_s, memory=memory)
+
+    def decision(self, choice: Choice) -> GraphDecision:
         """The plan of a choice for each class of nodes; made once."""
         if choice not in self._decisions:
             self._decisions[choice] = expand(self.network, self.ties.spread(choice))
         return self._decisions[choice]
-
-    def knows(self, choice: tuple[int, ...]) -> bool:
-        """Whether what the plan of a choice holds is known."""
-        return choice in self._memory
-
-    def keep(self, choice: tuple[int, ...], memory: Footprint) -> None:
-        """Take what the plan of a choice holds, computed elsewhere."""
-        self._memory[choice] = memory
 
     @cached_property
     def held(self) -> HeldBytes:
@@ -104,8 +161,9 @@ def layer_network(
     piece: PieceGraph,
     mesh: LogicalMesh,
     options: IntraOptions,
-    parts: tuple[Region, ...] | None = None,
+    parts: Callable[[], tuple[Region, ...]] | None = None,
     evaluators: Evaluators | None = None,
+    record: LayerRecord | None = None,
 ) -> LayerNetwork:
     """The decisions about one layer on one mesh.
 
@@ -113,29 +171,57 @@ def layer_network(
         piece: The layer.
         mesh: The mesh.
         options: Of planning.
-        parts: The regions of the layer's graph if they are known.
+        parts: Gives the regions of the layer's graph if they are known.
         evaluators: That know what was computed for other layers.
+        record: What is known of this layer with these options on this mesh.
 
     Raises:
         InfeasibleError: an operator has no strategy on the mesh.
     """
-    network, ties, entering, leaving = with_boundaries(
-        piece, build_network(piece.graph, mesh, options, parts, evaluators)
-    )
-    rate = math.inf if options.objective == ALPA else mesh.device.memory_bytes_per_s
-    again_s = tuple(num_bytes / rate for num_bytes in repeated_bytes(piece, network, ties))
+    record = record or LayerRecord()
+    if record.is_possible is False:
+        raise InfeasibleError("an operator of the layer has no strategy on the mesh")
+
+    def make() -> tuple[Decisions, Boundary, Boundary]:
+        regions = None if parts is None else parts()
+        network, ties, entering, leaving = with_boundaries(
+            piece, build_network(piece.graph, mesh, options, regions, evaluators)
+        )
+        rate = math.inf if options.objective == ALPA else mesh.device.memory_bytes_per_s
+        again_s = tuple(num_bytes / rate for num_bytes in repeated_bytes(piece, network, ties))
+        problem = _repeating(tied_problem(network, ties), again_s, piece.num_microbatches)
+        return Decisions(network, ties, again_s, problem), entering, leaving
+
+    if record.nodes is None:
+        try:
+            made, entering, leaving = make()
+        except InfeasibleError:
+            record.is_possible = False
+            raise
+        record.is_possible, record.nodes = True, (entering.node, leaving.node)
+        decisions = partial(_same, made)
+    else:
+        sizes = mesh.sizes
+        entering = boundary(piece, sizes, record.nodes[0], enters=True)
+        leaving = boundary(piece, sizes, record.nodes[1], enters=False)
+
+        def decisions() -> Decisions:
+            return make()[0]
+
     return LayerNetwork(
         piece=piece,
         mesh=mesh,
-        network=network,
-        ties=ties,
         entering=entering,
         leaving=leaving,
         arriving_s=gathers_s(entering, piece.entering, mesh),
         returning_s=gathers_s(leaving, piece.leaving, mesh),
-        again_s=again_s,
-        problem=_repeating(tied_problem(network, ties), again_s, piece.num_microbatches),
+        make=decisions,
+        record=record,
     )
+
+
+def _same(made: Decisions) -> Decisions:
+    return made
 
 
 def _repeating(problem: Problem, again_s: tuple[Floats, ...], num_microbatches: int) -> Problem:
@@ -144,25 +230,14 @@ def _repeating(problem: Problem, again_s: tuple[Floats, ...], num_microbatches: 
     return replace(problem, costs=tuple(cost + num_microbatches * s for cost, s in pairs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerBounds:
-    """Lower bounds of all plans of a layer; equal only if they are one object.
-
-    Attributes:
-        loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
-        arriving_s: Of all micro-batches, as `LayerNetwork` has it for one; by state that enters.
-        returning_s: The same by state that leaves.
-        resident_bytes: Held all the time by one device.
-    """
-
-    loop_s: Floats
-    arriving_s: Floats
-    returning_s: Floats
-    resident_bytes: float
-
-
 def layer_bounds(layer: LayerNetwork) -> LayerBounds:
-    """Bounds of time by messages, of bytes by what each decision holds at least."""
+    """Bounds of time by messages, of bytes by what each decision holds at least; found out once."""
+    if layer.record.bounds is None:
+        layer.record.bounds = _bounds(layer)
+    return layer.record.bounds
+
+
+def _bounds(layer: LayerNetwork) -> LayerBounds:
     count = layer.piece.num_microbatches
     problem = tied_problem(layer.network, layer.ties, only_loops=True)
     problem = _repeating(problem, layer.again_s, count)
@@ -177,3 +252,14 @@ def layer_bounds(layer: LayerNetwork) -> LayerBounds:
         returning_s=count * layer.returning_s,
         resident_bytes=least(resident_bytes(layer.piece, layer.network, layer.ties)),
     )
+
+
+def _seconds(network: LayoutNetwork, choice: tuple[int, ...]) -> tuple[float, float]:
+    """Seconds inside and outside of loops."""
+    spent = [0.0, 0.0]
+    for node, c in zip(network.nodes, choice, strict=True):
+        if node.kind == BLOCK:
+            spent[node.ref[0] > 0] += float(node.cost_s[c])
+    for edge in network.edges:
+        spent[edge.place[0] > 0] += float(edge.cost_s[choice[edge.source], choice[edge.target]])
+    return spent[1], spent[0]

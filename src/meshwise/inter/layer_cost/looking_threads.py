@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Place
+from meshwise.inter.layer_cost.layer_record import Place
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer
 from meshwise.system.cores import usable_cores
 
 # More would wait for Python's lock.
@@ -39,6 +40,8 @@ class LookingThreads:
         Args:
             entries: Layers and the states of their cuts, each pair once.
         """
+        for layer, place in entries:
+            layer.prepare(place)
         looks = [
             None if layer.is_for_the_solver(place) else self._pool.submit(layer.look, place)
             for layer, place in entries

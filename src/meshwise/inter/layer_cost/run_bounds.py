@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshwise.inter.layer_cost.layer_network import LayerBounds
+from meshwise.inter.layer_cost.layer_record import LayerBounds
 from meshwise.inter.layer_cost.run_costs import least_sums
 from meshwise.kernels.arrays import Floats
 

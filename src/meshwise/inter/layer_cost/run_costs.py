@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwise.inter.layer_cost.footprint import joint_footprint
-from meshwise.inter.layer_cost.layer_network import LayerBounds, LayerNetwork
+from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.layer_record import LayerBounds, Place
 from meshwise.inter.layer_cost.looking_threads import LookingThreads
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry, Place
+from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
 from meshwise.kernels.arrays import Bools, Floats
 
 T = TypeVar("T", bound=Hashable)

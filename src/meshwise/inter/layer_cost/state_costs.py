@@ -11,29 +11,41 @@ Source: docs/decisions/0011; the bound is that of `assignment.bounds.messages`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from meshwise.assignment.bounds.conditional import ConditionalBounds
-from meshwise.assignment.problem import Problem, Solution, Sums, objective
+from meshwise.assignment.problem import Problem, Sums, objective
 from meshwise.assignment.relaxed import Relaxed
 from meshwise.assignment.solve import solve_relaxed
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.inter.layer_cost.bound_level import BoundLevel
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
-from meshwise.intra.network import BLOCK, LayoutNetwork
+from meshwise.inter.layer_cost.layer_record import Choice, Place, PriceKey, Raised, Solved
 from meshwise.kernels.arrays import Floats
 from meshwise.plan.decision import GraphDecision
 
-# A state that enters and one that leaves.
-Place: TypeAlias = tuple[int, int]
-# What a closer look at an entry shows: a bound and perhaps a choice, what reductions and bounds
-# leave, or the answer of the solver; nothing where the entry is exact.
-Look: TypeAlias = tuple[float, tuple[int, ...] | None] | Relaxed | Solution | None
+
+class Left(NamedTuple):
+    """What reductions and bounds leave of an entry, for the solver.
+
+    Attributes:
+        bound_s: No plan costs less.
+        rest: What is left; None where the record has the bound.
+    """
+
+    bound_s: float
+    rest: Relaxed | None
+
+
+# What a closer look at an entry shows; nothing where the entry is exact.
+Look: TypeAlias = Raised | Left | Solved | None
 
 # A choice this close to the bound is a best one, up to the rounding of costs to whole units.
 _TIGHT = 1e-6
@@ -48,14 +60,21 @@ class Entry:
         loop_s: Seconds of all micro-batches of a step.
         once_s: Seconds of what runs once a step.
         memory: What one device holds.
-        decision: The plan of the layer's graph.
+        layer: The layer on its mesh.
+        choice: The plan as a choice for each class of nodes.
     """
 
     cost_s: float
     loop_s: float
     once_s: float
     memory: Footprint
-    decision: GraphDecision
+    layer: LayerNetwork
+    choice: Choice
+
+    @property
+    def decision(self) -> GraphDecision:
+        """The plan of the layer's graph; made once."""
+        return self.layer.decision(self.choice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +126,33 @@ class ConditionedLayer:
         """
         self.layer = layer
         self.times = times
-        self.problem = _priced(layer, price)
+        self.price = price
         self.seed, self.exact = seed, exact
         self.time = time or SolverTime()
-        nodes = (layer.entering.node, layer.leaving.node)
-        self._bounds = ConditionalBounds(self.problem, nodes)
-        self.bound_s = self._bounds.of_all_pairs()
+        key = PriceKey(price.seconds_per_byte, price.in_flight, exact, seed)
+        self._record = layer.record.at(key)
+        if self._record.bound_s is None:
+            self._record.bound_s = self._bounds.of_all_pairs()
+        self.bound_s = self._record.bound_s.copy()
         self.proved_s = self.bound_s.copy()
         self.is_exact = np.zeros(self.bound_s.shape, np.bool_)
         # By messages for the states of an entry, and by reductions and bounds of what is left then.
         shape = (self.bound_s.shape[0], self.bound_s.shape[1])
         self._raised = BoundLevel(shape, guesses=not exact)
         self._relaxed = BoundLevel(shape, guesses=not exact)
-        self._left: dict[Place, Relaxed] = {}
-        self._choices: dict[Place, tuple[int, ...]] = {}
+        self._left: dict[Place, Relaxed | None] = {}
+        self._choices: dict[Place, Choice] = {}
         self._entries: dict[Place, Entry] = {}
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The decisions at the price of memory."""
+        return _priced(self.layer, self.price)
+
+    @cached_property
+    def _bounds(self) -> ConditionalBounds:
+        nodes = (self.layer.entering.node, self.layer.leaving.node)
+        return ConditionalBounds(self.problem, nodes)
 
     def sharpen(self, enters: int, leaves: int) -> None:
         """Raise the bound of two states; where it cannot be raised, plan the layer for them."""
@@ -132,10 +163,15 @@ class ConditionedLayer:
         """Whether bounds of an entry are as high as they get, so that the next look solves it."""
         return place in self._left
 
+    def prepare(self, place: Place) -> None:
+        """Make what the next look at an entry needs, so that looks of threads change nothing."""
+        if not self.is_exact[place] and self._known(place) is None:
+            _ = self._bounds
+
     def look(self, place: Place) -> Look:
         """Look at an entry more closely than before.
 
-        Nothing changes, so that several threads may look at entries at once.
+        After `prepare` nothing changes, so that several threads may look at entries at once.
 
         Args:
             place: The states.
@@ -145,13 +181,49 @@ class ConditionedLayer:
         """
         if self.is_exact[place]:
             return None
+        known = self._known(place)
+        if known is not None:
+            return known
         if not self._raised.is_known(place):
-            return self._bounds.of_pair(*place)
+            return self._raise(place)
         if place in self._left:
-            return self._solved(self._left[place])
+            return self._solved(self._left[place] or self._rest(place))
+        left = self._rest(place)
+        if left.is_settled:
+            return self._solved(left)
+        return Left(left.bound + self._bounds.constant, left)
+
+    def _known(self, place: Place) -> Look:
+        """Return what the record has of the next look at an entry; None if it has nothing."""
+        record = self._record
+        if not self._raised.is_known(place):
+            return record.raised.get(place)
+        if place not in self._left and place in record.relaxed_s:
+            return Left(record.relaxed_s[place], None)
+        return record.solved.get(place)
+
+    def _raise(self, place: Place) -> Raised:
+        """Bound an entry by messages for its states; they may show its plan."""
+        bound_s, choice = self._bounds.of_pair(*place)
+        if choice is not None and self._has_states(choice, *place):
+            cost_s = objective(self.problem, choice)
+            if cost_s <= bound_s * (1 + _TIGHT):
+                return Raised(bound_s, choice, cost_s)
+        return Raised(bound_s, None, math.inf)
+
+    def _rest(self, place: Place) -> Relaxed:
         with self.time.used():
-            left = self._bounds.relaxed(*place)
-        return self._solved(left) if left.is_settled else left
+            return self._bounds.relaxed(*place)
+
+    def _solved(self, left: Relaxed) -> Solved:
+        """Solve what is left of an entry."""
+        with self.time.used() as left_s:
+            found = solve_relaxed(left, time_limit_s=left_s, seed=self.seed, exact=self.exact)
+        if not found.choice:
+            return Solved(None, math.inf, found.bound)
+        full = self._bounds.expand(found.choice)
+        cost_s = objective(self.problem, full)
+        return Solved(full, cost_s, cost_s - (found.cost - found.bound))
 
     def note(self, place: Place, seen: Look) -> None:
         """Remember what was seen of an entry.
@@ -160,32 +232,25 @@ class ConditionedLayer:
             place: The states.
             seen: What `look` returned.
         """
-        if isinstance(seen, Relaxed):
-            self._left[place] = seen
-            self._note_bound(place, self._relaxed, seen.bound + self._bounds.constant)
-        elif isinstance(seen, Solution):
+        if isinstance(seen, Left):
+            self._record.relaxed_s[place] = seen.bound_s
+            self._left[place] = seen.rest
+            self._note_bound(place, self._relaxed, seen.bound_s)
+        elif isinstance(seen, Solved):
+            self._record.solved[place] = seen
             self._left.pop(place, None)
             self._take(place, seen)
         elif seen is not None:
-            self._note_raised(place, *seen)
+            self._record.raised[place] = seen
+            raised = max(seen.bound_s, float(self.bound_s[place]))
+            self._note_bound(place, self._raised, raised)
+            if seen.choice is not None:
+                self._keep(place, seen.choice, seen.cost_s)
 
     def _settle(self, enters: int, leaves: int) -> None:
         """Plan the layer for two states, unless it was."""
         while not self.is_exact[enters, leaves]:
             self.sharpen(enters, leaves)
-
-    def _solved(self, left: Relaxed) -> Solution:
-        """Solve what is left of an entry."""
-        with self.time.used() as left_s:
-            return solve_relaxed(left, time_limit_s=left_s, seed=self.seed, exact=self.exact)
-
-    def _note_raised(self, place: Place, raised: float, choice: tuple[int, ...] | None) -> None:
-        """Remember the bound by messages for the states of an entry; they may show its plan."""
-        self._note_bound(place, self._raised, max(raised, float(self.bound_s[place])))
-        if choice is not None and self._has_states(choice, *place):
-            cost = objective(self.problem, choice)
-            if cost <= raised * (1 + _TIGHT):
-                self._keep(place, choice, cost)
 
     def _note_bound(self, place: Place, level: BoundLevel, bound_s: float) -> None:
         proved = np.fmax(bound_s, self._raised.proved_s[place])
@@ -198,29 +263,25 @@ class ConditionedLayer:
         found = (level.proved_s + level.gap_s for level in (self._raised, self._relaxed))
         return np.fmax(*found)
 
-    def _has_states(self, choice: tuple[int, ...], enters: int, leaves: int) -> bool:
+    def _has_states(self, choice: Choice, enters: int, leaves: int) -> bool:
         sides = ((self.layer.entering.node, enters), (self.layer.leaving.node, leaves))
         return all(node < 0 or choice[node] == state for node, state in sides)
 
-    def _keep(self, place: Place, choice: tuple[int, ...], cost: float) -> None:
+    def _keep(self, place: Place, choice: Choice, cost_s: float) -> None:
         self.is_exact[place] = True
-        self.bound_s[place] = cost
+        self.bound_s[place] = cost_s
         self._choices[place] = choice
 
-    def _take(self, place: Place, found: Solution) -> None:
+    def _take(self, place: Place, found: Solved) -> None:
         """Take the answer of the solver for an entry."""
-        if not found.choice:
+        self.proved_s[place] = max(found.proved_s, self.proved_s[place])
+        if found.choice is None:
             self.is_exact[place], self.bound_s[place] = True, np.inf
-            self.proved_s[place] = max(found.bound, self.proved_s[place])
             return
-        full = self._bounds.expand(found.choice)
-        cost = objective(self.problem, full)
-        self._keep(place, full, cost)
-        proved = cost - (found.cost - found.bound)
-        self.proved_s[place] = max(proved, self.proved_s[place])
+        self._keep(place, found.choice, found.cost_s)
         # What a plan costs more than its bounds is added to those of states without a plan.
         for level in (self._raised, self._relaxed):
-            level.note(place, cost)
+            level.note(place, found.cost_s)
         guessed_s = self._guessed_s()
         is_open = ~(np.isnan(guessed_s) | self.is_exact)
         self.bound_s[is_open] = guessed_s[is_open]
@@ -231,20 +292,19 @@ class ConditionedLayer:
         if np.isfinite(self.bound_s[place]):
             self._settle(*place)
         if place in self._choices and place not in self._entries:
-            self._entries[place] = self._entry(self._choices[place])
+            choice = self._choices[place]
+            cost_s = float(self.bound_s[place])
+            self._entries[place] = planned(self.layer, choice, cost_s, self.times)
         return self._entries.get(place)
 
-    def choice(self, enters: int, leaves: int) -> tuple[int, ...]:
+    def choice(self, enters: int, leaves: int) -> Choice:
         """The choice of the plan of an entry that exists, a choice for each class of nodes."""
         return self._choices[enters, leaves]
-
-    def _entry(self, choice: tuple[int, ...]) -> Entry:
-        return planned(self.layer, choice, objective(self.problem, choice), self.times)
 
 
 def planned(
     layer: LayerNetwork,
-    choice: tuple[int, ...],
+    choice: Choice,
     cost_s: float,
     times: Callable[[GraphDecision], tuple[float, float]] | None = None,
 ) -> Entry:
@@ -256,18 +316,16 @@ def planned(
         cost_s: Its objective.
         times: As `ConditionedLayer` has it.
     """
-    loop_s, once_s = _seconds(layer.network, layer.ties.spread(choice))
-    again_s = sum(s[c] for s, c in zip(layer.again_s, choice, strict=True))
-    loop_s += layer.piece.num_microbatches * float(again_s)
-    decision, memory = layer.plan(choice)
+    loop_s, once_s, memory = layer.facts(choice)
     if times is not None:
-        loop_s, once_s = times(decision)
+        loop_s, once_s = times(layer.decision(choice))
     return Entry(
         cost_s=cost_s,
         loop_s=loop_s,
         once_s=once_s,
         memory=memory,
-        decision=decision,
+        layer=layer,
+        choice=choice,
     )
 
 
@@ -284,14 +342,3 @@ def _priced(layer: LayerNetwork, price: BytePrice) -> Problem:
         for (u, v), num_bytes in copies.items():
             sums.add_pair(u, v, weight * num_bytes)
     return sums.problem()
-
-
-def _seconds(network: LayoutNetwork, choice: tuple[int, ...]) -> tuple[float, float]:
-    """Seconds inside and outside of loops."""
-    spent = [0.0, 0.0]
-    for node, c in zip(network.nodes, choice, strict=True):
-        if node.kind == BLOCK:
-            spent[node.ref[0] > 0] += float(node.cost_s[c])
-    for edge in network.edges:
-        spent[edge.place[0] > 0] += float(edge.cost_s[choice[edge.source], choice[edge.target]])
-    return spent[1], spent[0]

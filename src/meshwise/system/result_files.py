@@ -1,0 +1,101 @@
+"""Results that are kept for later processes: a file for each key, no more than so many bytes.
+
+A file holds a digest of its key and of the rest, and the rest packed.  What is damaged, cut short,
+too long or cannot be read counts as not there, and so does what another process removes meanwhile.
+Files are written whole or not at all; of two processes that write one key the last one wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+from meshwise.system.atomic_file import write_atomically
+
+# Of one result, packed and unpacked; a longer one is not kept.
+_MOST_PACKED, _MOST_BYTES = 2**24, 2**27
+_DIGEST_BYTES = 32
+# A fast level: results are written by the thousand.
+_LEVEL = 1
+_SUFFIX = ".result"
+# Files of writers that were killed.
+_SCRATCH = ".part"
+# Once there is too much, so much of what may be there stays.
+_STAYS = 0.8
+
+
+class ResultFiles:
+    """The files of one folder; it may be shared by any number of processes."""
+
+    def __init__(self, folder: Path, most_bytes: int) -> None:
+        """Touch nothing yet.
+
+        Args:
+            folder: The folder, which nobody else can write.
+            most_bytes: Of all files together, after `trim`.
+        """
+        self.folder, self.most_bytes = folder, most_bytes
+
+    def read(self, key: str) -> bytes | None:
+        """Return the result of a key; None if there is none that is whole."""
+        path = self._path(key)
+        with suppress(OSError, zlib.error):
+            with path.open("rb") as file:
+                data = file.read(_MOST_PACKED + 1)
+            packed = data[_DIGEST_BYTES:]
+            if len(data) > _MOST_PACKED or _digest(key, packed) != data[:_DIGEST_BYTES]:
+                return None
+            unpacking = zlib.decompressobj()
+            found = unpacking.decompress(packed, _MOST_BYTES)
+            if not unpacking.eof:
+                return None
+            # What was of no use for longest goes first.
+            os.utime(path)
+            return found
+        return None
+
+    def write(self, key: str, result: bytes) -> None:
+        """Keep a result, where that is possible."""
+        packed = zlib.compress(result, _LEVEL)
+        if len(result) > _MOST_BYTES or _DIGEST_BYTES + len(packed) > _MOST_PACKED:
+            return
+        with suppress(OSError):
+            write_atomically(self._path(key), _digest(key, packed) + packed)
+
+    def trim(self) -> None:
+        """Remove what was of no use for longest, until the rest is within the bound."""
+        found = sorted(self._files())
+        total = sum(size for _, size, _ in found)
+        if total <= self.most_bytes:
+            return
+        for _, size, path in found:
+            if total <= _STAYS * self.most_bytes:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total -= size
+
+    def num_bytes(self) -> int:
+        """Return the bytes of all files."""
+        return sum(size for _, size, _ in self._files())
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """Return when each file was last of use, its bytes, and its path."""
+        found: list[tuple[float, int, Path]] = []
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if entry.name.endswith((_SUFFIX, _SCRATCH)):
+                    with suppress(OSError):
+                        status = entry.stat(follow_symlinks=False)
+                        found.append((status.st_mtime, status.st_size, Path(entry.path)))
+        return found
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+
+
+def _digest(key: str, packed: bytes) -> bytes:
+    return hashlib.sha256(hashlib.sha256(key.encode()).digest() + packed).digest()
