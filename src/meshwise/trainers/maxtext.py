@@ -102,17 +102,10 @@ class MaxText(Trainer):
 
 
 def _sharded(mesh: TrainerPoint, sizes: Sizes) -> Iterator[TrainerPoint]:
-    """Copies, fully sharded, or fully sharded inside a host and copied among hosts.
-
-    MaxText numbers devices along `data` before the stages: copies of a stage have the same links
-    as here only where each fills whole hosts, or where there is one stage.
-    """
-    inside = math.gcd(mesh.data, sizes.devices_per_host // mesh.tensor)
+    """Copies, fully sharded, or fully sharded inside a host and copied among hosts."""
+    inside = math.gcd(mesh.data, max(1, sizes.devices_per_host // (mesh.tensor * mesh.expert)))
     for fsdp in sorted({1, inside, mesh.data}):
         data = mesh.data // fsdp
-        size = fsdp * mesh.expert * mesh.context * mesh.tensor
-        if data > 1 and mesh.pipeline > 1 and size % sizes.devices_per_host:
-            continue
         yield replace(mesh, data=data, fsdp=fsdp, shards_optimizer=data > 1 and fsdp == 1)
 
 
