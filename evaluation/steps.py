@@ -6,7 +6,7 @@ from typing import Any
 
 import optax
 
-from evaluation.baselines.block_layers import block_ranges
+from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.models.mixed_precision import with_master_copy
 from meshwise.models.moe import MoeConfig
 from meshwise.models.steps import Config, model_step

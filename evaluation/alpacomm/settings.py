@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from evaluation.alpacomm.stages import PlannedStages, Stage, in_two_dims
-from evaluation.baselines.layer_costs import MethodCosts
 from evaluation.baselines.megatron import megatron_candidate
 from evaluation.baselines.megatron_grid import MegatronPoint
 from evaluation.baselines.result import Refused
 from evaluation.paper.settings import FLOAT16_FLOP_PER_S
 from evaluation.rates import with_rate
 from evaluation.steps import HALF, layers_of_model
+from meshwise.baselines.pipelines.layer_costs import MethodCosts
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout

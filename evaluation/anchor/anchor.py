@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from evaluation.baselines.layer_costs import MethodCosts
 from evaluation.baselines.megatron import megatron_candidate
 from evaluation.baselines.megatron_grid import MegatronPoint
 from evaluation.baselines.result import Candidate, Refused
-from evaluation.baselines.simulated import simulate
 from evaluation.rates import first_devices, with_rate
 from evaluation.steps import HALF, layers_of_model
+from meshwise.baselines.pipelines.layer_costs import MethodCosts
+from meshwise.baselines.pipelines.simulated import simulate
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.inter.search.search_space import SearchOptions

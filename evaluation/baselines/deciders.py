@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from evaluation.baselines.built_stages import build_stages
-from evaluation.baselines.layer_methods import ALPA_INTRA_OP, INTRA_OP
 from evaluation.baselines.megatron import megatron_lm
 from evaluation.baselines.one_stage import HEURISTIC, OneStage, expert_meshes
 from evaluation.baselines.restricted_stages import one_device_a_stage
 from evaluation.baselines.result import BaselineResult
 from evaluation.baselines.stage_search import StageSearch
+from meshwise.baselines.pipelines.layer_methods import ALPA_INTRA_OP, INTRA_OP
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import SearchOptions

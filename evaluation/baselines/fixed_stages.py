@@ -6,28 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from evaluation.baselines.layer_costs import summed
 from evaluation.baselines.restricted_stages import with_cuts
 from evaluation.baselines.result import Candidate, ChosenStage, Refused
-from evaluation.baselines.simulated import SimulatedPipeline
+from meshwise.baselines.pipelines.fixed_problem import ChunkCosts, fixed_problem
+from meshwise.baselines.pipelines.simulated import SimulatedPipeline
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant import Variant
-from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
-from meshwise.inter.stages.submeshes import StageSubmesh
-from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.simulate.chunks import Chunk
-
-_NO_PLAN = "no layer has a plan on this mesh under the method's restrictions"
-# For each chunk its cost; None if a variant has no plan for it.
-ChunkCosts = Sequence[Chunk | None]
-_COSTS = (
-    "microbatch_s", "gather_s", "once_s", "resident_bytes", "microbatch_bytes", "temporary_bytes"
-)  # fmt: skip
 
 
 class RunPricer(Protocol):
@@ -100,7 +88,16 @@ class FixedStages:
         """
         count, width = self.num_meshes, self.schedule.chunks
         cuts = tuple((i * width, (i + 1) * width - 1) for i in range(count))
-        plan = with_cuts(self._problem(costs), cuts)
+        problem = fixed_problem(
+            self.chunks,
+            [of_chunk for _, of_chunk in costs],
+            self.kind,
+            self.crossing_bytes,
+            num_microbatches=self.num_microbatches,
+            schedule=self.schedule,
+            memory_bytes=self.memory_bytes,
+        )
+        plan = with_cuts(problem, cuts)
         chosen = [plan.stages[k % count].variant for k in range(len(self.chunks))]
         picked = [costs[v][1][k] for k, v in enumerate(chosen)]
         return Candidate(
@@ -123,42 +120,4 @@ class FixedStages:
                 num_microbatches=self.num_microbatches,
                 schedule=self.schedule,
             ),
-        )
-
-    def _problem(self, costs: Sequence[tuple[Variant, ChunkCosts]]) -> StageProblem:
-        """Return a stage problem: each chunk is a layer, and only whole meshes are stages."""
-        count, width, size = self.num_meshes, self.schedule.chunks, len(self.chunks)
-        arrays = {name: np.full((size, size, 1, len(costs)), np.inf) for name in _COSTS}
-        for mesh in range(count):
-            at = (mesh * width, (mesh + 1) * width - 1, 0)
-            for v, (_, of_chunk) in enumerate(costs):
-                found = [c for c in of_chunk[mesh::count] if c is not None]
-                if len(found) < width:
-                    continue
-                total = summed(found)
-                for name in _COSTS:
-                    arrays[name][(*at, v)] = getattr(total, name)
-        if not np.isfinite(arrays["microbatch_s"]).any():
-            raise InfeasibleError(
-                "no layer has a plan on this mesh under the method's restrictions"
-            )
-        submesh = StageSubmesh(
-            num_hosts=self.kind.num_hosts,
-            devices_per_host=self.kind.devices_per_host,
-            memory_bytes=self.memory_bytes,
-        )
-        transfer = np.zeros((size - 1, 1, 1))
-        if count > 1:
-            rate, latency_s = bytes_per_s(self.kind, self.kind)
-            for left in range(count - 1):
-                # Every chunk of a mesh sends to the next one.
-                sent = self.crossing_bytes[left::count]
-                transfer[(left + 1) * width - 1] = sum(2 * (b / rate + latency_s) for b in sent)
-        return StageProblem(
-            costs=StageCosts(submeshes=(submesh,), **arrays),
-            num_devices=count * self.kind.num_devices,
-            num_microbatches=self.num_microbatches,
-            schedule=self.schedule,
-            transfer_s=transfer,
-            use_all_devices=True,
         )

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from evaluation.baselines.block_layers import body_of
 from evaluation.baselines.fixed_stages import FixedStages
 from evaluation.baselines.grid_options import counts, crossing_bytes, memory_of, variants
-from evaluation.baselines.layer_costs import MethodCosts
-from evaluation.baselines.megatron_grid import (
-    MegatronPoint,
-    chunk_ranges,
-    megatron_grid,
-    stage_kind,
-)
+from evaluation.baselines.megatron_grid import MegatronPoint, megatron_grid
 from evaluation.baselines.result import BaselineResult, Candidate, Refused, best_of
+from meshwise.baselines.pipelines.block_layers import body_of
+from meshwise.baselines.pipelines.even_stages import chunk_ranges, stage_kind
+from meshwise.baselines.pipelines.layer_costs import MethodCosts
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant_costs import LayerSource

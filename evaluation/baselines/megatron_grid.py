@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from evaluation.baselines.block_layers import Body
 from evaluation.baselines.result import Refused
+from meshwise.baselines.pipelines.even_stages import divisors, stage_kind
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.cluster.submesh import SubmeshKind
-from meshwise.inter.clustering.operator_clustering import Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +67,7 @@ def megatron_grid(
     points: list[MegatronPoint] = []
     refused: list[Refused] = []
     count = cluster.num_devices
-    for stages in _divisors(count):
+    for stages in divisors(count):
         if num_blocks % stages:
             why = f"{num_blocks} layers cannot be divided evenly among {stages} stages"
             refused.append(Refused(label=f"pp={stages}", why=why))
@@ -79,7 +76,7 @@ def megatron_grid(
             why = f"{count // stages} devices are neither a part of a host nor whole hosts"
             refused.append(Refused(label=f"pp={stages}", why=why))
             continue
-        for tensor in _divisors(count // stages):
+        for tensor in divisors(count // stages):
             if largest_tensor_parallel is not None and tensor > largest_tensor_parallel:
                 continue
             data = count // stages // tensor
@@ -104,34 +101,8 @@ def megatron_grid(
     return points, refused
 
 
-def stage_kind(cluster: ClusterSpec, stages: int) -> SubmeshKind | None:
-    """Return the equal part of the cluster that each stage gets; None if there is none.
-
-    Raises:
-        ClusterError: hosts differ.
-    """
-    size, per_host = cluster.num_devices // stages, cluster.devices_per_host
-    if size > per_host and size % per_host == 0:
-        return SubmeshKind(host=cluster.host, num_hosts=size // per_host, devices_per_host=per_host)
-    if per_host % size == 0:
-        return SubmeshKind(host=cluster.host, num_hosts=1, devices_per_host=size)
-    return None
-
-
-def chunk_ranges(body: Body, num_layers: int, num_chunks: int) -> Ranges:
-    """First and last layer of each chunk: equally many periods, the ends with what is around."""
-    each = body.num_periods // num_chunks * body.period
-    bounds = [body.first + k * each for k in range(num_chunks + 1)]
-    bounds[0], bounds[-1] = 0, num_layers
-    return tuple((a, b - 1) for a, b in pairwise(bounds))
-
-
 def _chunks(num_blocks: int, stages: int, num_microbatches: int) -> list[int]:
     """1, and what interleaving allows: even chunks, micro-batches a multiple of the stages."""
     if stages == 1 or num_microbatches % stages:
         return [1]
-    return _divisors(num_blocks // stages)
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    return divisors(num_blocks // stages)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from evaluation.baselines.fixed_stages import FixedStages, RunPricer
 from evaluation.baselines.grid_options import counts, memory_of, variants, whole
-from evaluation.baselines.layer_costs import MethodCosts, seconds_of
 from evaluation.baselines.result import BaselineResult, Candidate, Refused, best_of
 from meshwise.baselines.methods import plan_baseline
+from meshwise.baselines.pipelines.layer_costs import MethodCosts, seconds_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind

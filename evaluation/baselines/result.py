@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from evaluation.baselines.simulated import SimulatedPipeline, simulate
+from meshwise.baselines.pipelines.simulated import SimulatedPipeline, simulate
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.stage import Remat
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from evaluation.baselines.built_stages import build_stages
 from evaluation.baselines.grid_options import counts, crossing_bytes, memory_of, variants
-from evaluation.baselines.layer_costs import MethodCosts
 from evaluation.baselines.result import (
     BaselineResult,
     Candidate,
@@ -15,7 +14,8 @@ from evaluation.baselines.result import (
     Refused,
     best_of,
 )
-from evaluation.baselines.simulated import SimulatedPipeline
+from meshwise.baselines.pipelines.layer_costs import MethodCosts
+from meshwise.baselines.pipelines.simulated import SimulatedPipeline
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError

@@ -8,9 +8,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from evaluation.baselines.block_layers import block_ranges
 
 import meshwise as mw
+from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.gpt import Gpt
 from meshwise.models.losses import mean_cross_entropy

@@ -32,6 +32,7 @@ from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.trainer_plan import trainer_answer
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
@@ -42,6 +43,8 @@ from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
 from meshwise.targets.verification import Verification
 from meshwise.trace.step import Statistics, StepSignature
+from meshwise.trainers.answer import TrainerAnswer
+from meshwise.trainers.registry import TRAINERS
 
 EXAMPLES = """
 \b
@@ -54,6 +57,9 @@ Examples:
 \b
   meshwise plan --model gpt-1.3b --cluster "1x dgx-h100" --dtype bfloat16 --verify
       The same for H100, and what XLA:GPU says of its programs, without a GPU.
+\b
+  meshwise plan --model gpt-6.7b --cluster "2x p3.16xlarge" --as megatron
+      The options for Megatron-LM that are fastest there, and how much faster a free plan is.
 \b
   meshwise plan --step my_module:make --cluster cluster.toml --json
       A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
@@ -133,6 +139,14 @@ Examples:
     "and plan with less memory until they fit.",
 )
 @click.option("--target", metavar="NAME", help="With --verify: for these devices, as h100.")
+@click.option(
+    "--as",
+    "trainer",
+    type=click.Choice(list(TRAINERS)),
+    help="Also the fastest that a trainer which is not ours can do on the same costs, with the "
+    f"options to write for it: {', '.join(t.title for t in TRAINERS.values())}. Printed is this in "
+    "place of the plan.",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(
     "--cache/--no-cache",
@@ -168,6 +182,7 @@ def plan(
     measure: bool,
     verify: bool,
     target: str | None,
+    trainer: str | None,
     out: Path | None,
     uses_cache: bool,
     trace_file: Path | None,
@@ -183,6 +198,7 @@ def plan(
         check_writable(path)
     if target is not None and not verify:
         raise click.UsageError("--target goes with --verify")
+    _check_trainer(trainer, cluster, is_free=not pins and not measure)
     start = time.monotonic()
 
     def report(text: str) -> None:
@@ -232,13 +248,43 @@ def plan(
     }
     unwritten = list(_unwritten(texts))
     # What minutes were spent on is not lost with a disk that is full.
-    as_json = as_json or any(path == out for path, _ in unwritten)
-    click.echo(found.to_json() if as_json else found.explain(), nl=False)
+    is_lost = any(path == out for path, _ in unwritten)
+    if trainer is None or is_lost:
+        as_json = as_json or is_lost
+        click.echo(found.to_json() if as_json else found.explain(), nl=False)
+    else:
+        answer = _answer(trainer, planned, request, report)
+        click.echo(answer.to_json() if as_json else answer.text(), nl=False)
     if verified is not None:
         click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
     if unwritten:
         told = "; ".join(text for _, text in unwritten)
         raise click.ClickException(f"{told}; the plan is on the standard output")
+
+
+def _check_trainer(trainer: str | None, cluster: ClusterSpec, *, is_free: bool) -> None:
+    """Refuse what no trainer can be asked.
+
+    Raises:
+        click.UsageError: the plan is not free, or hosts differ.
+    """
+    if trainer is None:
+        return
+    if not is_free:
+        raise click.UsageError("--as compares with the free plan: leave --pin and --measure out")
+    if cluster.is_mixed:
+        raise click.UsageError(
+            f"--as {trainer}: it takes hosts for equal, and those of {cluster.name} differ"
+        )
+
+
+def _answer(
+    trainer: str, planned: PlannedPipeline, request: PipelineRequest, report: Callable[[str], None]
+) -> TrainerAnswer:
+    try:
+        return trainer_answer(TRAINERS[trainer], planned, request, report)
+    except MeshwiseError as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple[Path, str]]:

@@ -7,10 +7,10 @@ import math
 import pytest
 from evaluation.baselines.fixed_stages import FixedStages
 from evaluation.baselines.result import Candidate, Refused, best_of, least_s
-from evaluation.baselines.simulated import SimulatedPipeline, simulate
 
 import meshwise as mw
 from doubles.layered import run_cost
+from meshwise.baselines.pipelines.simulated import SimulatedPipeline, simulate
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.schedules.interleaved import Interleaved

@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from evaluation.baselines.block_layers import Body
-from evaluation.baselines.megatron_grid import chunk_ranges, megatron_grid, stage_kind
+from evaluation.baselines.megatron_grid import megatron_grid
 
 import meshwise as mw
+from meshwise.baselines.pipelines.block_layers import Body
+from meshwise.baselines.pipelines.even_stages import chunk_ranges, stage_kind
 
 HOST = mw.Cluster.virtual("1x p3.16xlarge")
 TWO = mw.Cluster.virtual("2x p3.16xlarge")

@@ -7,12 +7,12 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from evaluation.baselines.layer_costs import MethodCosts
-from evaluation.baselines.layer_methods import INTRA_OP, RESTRICTIONS, restricted_layer
 
 from doubles.few import few
 from doubles.graph_builders import mesh
 from doubles.layered import gpt_layers, moe_layers, perceptron_layers
+from meshwise.baselines.pipelines.layer_costs import MethodCosts
+from meshwise.baselines.pipelines.layer_methods import INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.baselines.roles import OPTIMIZER, PARAMETER, input_info
 from meshwise.errors import PlanError
 from meshwise.inter.cost_table.variant import Variant

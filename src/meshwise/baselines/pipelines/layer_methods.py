@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
-from evaluation.baselines.layer_restrictions import (
+from meshwise.baselines.pipelines.layer_restrictions import (
     expert_zero2,
     expert_zero3,
     megatron_sharded,
@@ -23,7 +24,9 @@ from meshwise.errors import PlanError
 from meshwise.graph.graph import Graph
 from meshwise.inter.layer_cost.boundary import primary
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import ALPA, IntraOptions, Restriction
+from meshwise.intra.regions import Region
 from meshwise.pieces.piece import Crossing, PieceGraph
 
 INTRA_OP, ALPA_INTRA_OP = "IntraOp", "AlpaIntraOp"
@@ -38,14 +41,18 @@ RESTRICTIONS: Mapping[str, Callable[[Graph, LogicalMesh, InputInfo], Restriction
     "ExpertZero3": expert_zero3,
 }
 LAYER_METHODS = (*RESTRICTIONS, INTRA_OP, ALPA_INTRA_OP)
+# One of these, or what says itself what it takes away from the plans of a layer on a mesh.
+LayerMethod: TypeAlias = str | Callable[[PieceGraph, LogicalMesh], Restriction]
 
 
-def restriction_of(method: str, piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
+def restriction_of(method: LayerMethod, piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
     """Return what a method takes away from the plans of a piece.
 
     Raises:
         PlanError: there is no such method.
     """
+    if not isinstance(method, str):
+        return method(piece, mesh)
     if method in (INTRA_OP, ALPA_INTRA_OP):
         return Restriction(name=method)
     if method not in RESTRICTIONS:
@@ -56,21 +63,25 @@ def restriction_of(method: str, piece: PieceGraph, mesh: LogicalMesh) -> Restric
 
 
 def restricted_layer(
-    method: str,
+    method: LayerMethod,
     piece: PieceGraph,
     mesh: LogicalMesh,
     options: IntraOptions,
     *,
     conceded: frozenset[str] = frozenset(),
+    parts: tuple[Region, ...] | None = None,
+    evaluators: Evaluators | None = None,
 ) -> LayerNetwork:
     """Return the decisions about one layer on one mesh that a method leaves open.
 
     Args:
-        method: One of `LAYER_METHODS`.
+        method: A method.
         piece: The layer.
         mesh: Where it runs; for Megatron axis 0 is data parallel, axis 1 tensor parallel.
         options: As for `layer_network`; its restriction is replaced by the method's.
         conceded: Kinds of collectives that the method forbids and may use all the same.
+        parts: The regions of the layer's graph if they are known.
+        evaluators: That know what was computed for other layers.
 
     Raises:
         InfeasibleError: an operator has no strategy on the mesh.
@@ -84,7 +95,7 @@ def restricted_layer(
     )
     objective = ALPA if method == ALPA_INTRA_OP else options.objective
     changed = dataclasses.replace(options, restriction=restriction, objective=objective)
-    return _with_rows_crossing(layer_network(piece, mesh, changed), restriction)
+    return _with_rows_crossing(layer_network(piece, mesh, changed, parts, evaluators), restriction)
 
 
 def _with_rows_crossing(layer: LayerNetwork, restriction: Restriction) -> LayerNetwork:

@@ -7,8 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from evaluation.baselines.layer_methods import ALPA_INTRA_OP, RESTRICTIONS, restricted_layer
 from meshwise.assignment.solver_time import SolverTime
+from meshwise.baselines.pipelines.layer_methods import (
+    ALPA_INTRA_OP,
+    INTRA_OP,
+    LayerMethod,
+    restricted_layer,
+)
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
@@ -20,9 +25,10 @@ from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, gather
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
 from meshwise.inter.stages.stage_problem import StageCosts
 from meshwise.inter.stages.submeshes import StageSubmesh
+from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
-from meshwise.intra.regions import regions
+from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.chunks import Chunk
@@ -38,15 +44,23 @@ class MethodCosts:
     """Plans layers as one method does.
 
     Attributes:
-        method: One of `layer_methods.LAYER_METHODS`.
+        method: A method of `layer_methods`.
         source: The layers.
     """
 
-    def __init__(self, method: str, source: LayerSource, options: IntraOptions) -> None:
+    def __init__(
+        self,
+        method: LayerMethod,
+        source: LayerSource,
+        options: IntraOptions,
+        evaluators: Evaluators | None = None,
+    ) -> None:
+        """Plan nothing yet; methods over the same layers may share evaluators."""
         self.method = method
         self.source = source
         self.options = options
-        self._pieces: dict[object, PieceGraph] = {}
+        self._pieces: dict[object, tuple[PieceGraph, tuple[Region, ...]]] = {}
+        self._evaluators = Evaluators() if evaluators is None else evaluators
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
         self._known: dict[Same, Chunk] = {}
@@ -98,10 +112,14 @@ class MethodCosts:
                             arrays[name][first, last, m, v] = getattr(cost, name)
         return StageCosts(submeshes=tuple(submeshes), **arrays)
 
-    def _piece(self, layer: int, variant: Variant, num_microbatches: int) -> PieceGraph:
+    def _piece(
+        self, layer: int, variant: Variant, num_microbatches: int
+    ) -> tuple[PieceGraph, tuple[Region, ...]]:
+        """Return the graph of a layer and its regions."""
         key = (layer, variant.remat, num_microbatches)
         if key not in self._pieces:
-            self._pieces[key] = self.source.graph(layer, layer, num_microbatches, variant.remat)
+            piece = self.source.graph(layer, layer, num_microbatches, variant.remat)
+            self._pieces[key] = (piece, regions(piece.graph))
         return self._pieces[key]
 
     def _conditioned(
@@ -130,7 +148,7 @@ class MethodCosts:
             if network is None:
                 continue
             # As in the search: what is free is not proved entry by entry.
-            exact = self.method in RESTRICTIONS
+            exact = self.method not in (INTRA_OP, ALPA_INTRA_OP)
             found = ConditionedLayer(
                 network,
                 variant.price,
@@ -147,10 +165,16 @@ class MethodCosts:
     def _network(
         self, layer: int, variant: Variant, num_microbatches: int, conceded: frozenset[str]
     ) -> LayerNetwork | None:
-        piece = self._piece(layer, variant, num_microbatches)
+        piece, parts = self._piece(layer, variant, num_microbatches)
         try:
             return restricted_layer(
-                self.method, piece, variant.mesh, self.options, conceded=conceded
+                self.method,
+                piece,
+                variant.mesh,
+                self.options,
+                conceded=conceded,
+                parts=parts,
+                evaluators=self._evaluators,
             )
         except InfeasibleError:
             return None
@@ -164,7 +188,7 @@ class MethodCosts:
         return self._known[key]
 
     def _priced(self, layer: int, plan: Entry, variant: Variant, num_microbatches: int) -> Chunk:
-        piece = self._piece(layer, variant, num_microbatches)
+        piece, _ = self._piece(layer, variant, num_microbatches)
         loop_s, once_s = plan.loop_s, plan.once_s
         if self.method == ALPA_INTRA_OP:
             # It was chosen by communication alone; it costs what it costs.
@@ -180,7 +204,7 @@ class MethodCosts:
         )
 
 
-def network_forbids(method: str) -> bool:
+def network_forbids(method: LayerMethod) -> bool:
     """Return whether a method forbids what may be conceded to it."""
     return method in ("DataParallel", "Megatron", "MegatronSharded")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from evaluation.baselines.block_layers import Body, block_ranges, body_of
 
 from doubles.layered import gpt_layers, moe_layers, perceptron_layers
+from meshwise.baselines.pipelines.block_layers import Body, block_ranges, body_of
 from meshwise.inter.clustering.operator_chain import OperatorChain
 
 

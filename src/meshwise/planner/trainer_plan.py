@@ -1,0 +1,56 @@
+"""The best that a trainer which is not ours can do, for a step that is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from meshwise.baselines.pipelines.block_layers import block_ranges
+from meshwise.planner.pipeline import search_options
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.system.collector import collection_paused
+from meshwise.trace.layers.chain import operator_chain
+from meshwise.trace.layers.layering import Layering
+from meshwise.trainers.answer import TrainerAnswer
+from meshwise.trainers.best_point import best_point
+from meshwise.trainers.trainer import Trainer
+
+
+def trainer_answer(
+    trainer: Trainer,
+    planned: PlannedPipeline,
+    request: PipelineRequest,
+    report: Callable[[str], object] = lambda _: None,
+) -> TrainerAnswer:
+    """Return the fastest point of a trainer for a step, beside its free plan.
+
+    Args:
+        trainer: The trainer.
+        planned: The free plan of the step.
+        request: What was asked of it: cluster, batch, micro-batches, remat and memory hold for the
+            trainer too.
+        report: Is told of progress.
+
+    Raises:
+        ClusterError: hosts differ.
+        InfeasibleError: the trainer has no point that fits.
+    """
+    layers = planned.layers
+    with collection_paused():
+        blocks = _in_blocks(layers)
+        options = search_options(blocks, planned.plan.step_flop, request)
+        best = best_point(trainer, blocks, request.cluster, options, report)
+    return TrainerAnswer(trainer=trainer, best=best, plan=planned.plan, timeline=planned.timeline)
+
+
+def _in_blocks(layers: Layering) -> Layering:
+    """Return the same step, cut into the blocks that people divide by hand."""
+    chain = layers.cutter.chain
+    return Layering(
+        layers.split,
+        chain,
+        block_ranges(operator_chain(chain)),
+        layers.batch_size,
+        local_statistics=layers.local_statistics,
+        ends=layers.ends,
+    )

@@ -1,0 +1,191 @@
+"""The fastest point of a trainer that fits: best first, by bounds, then planned and simulated.
+
+The points that differ in micro-batches and chunks alone share a bound, from their layers planned
+with the fewest micro-batches, nothing recomputed and memory nearly free.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.errors import InfeasibleError, TraceError
+from meshwise.inter.cost_table.variant_costs import LayerSource
+from meshwise.inter.search.search_space import DEAREST, PRICES, SearchOptions
+from meshwise.plan.stage import REMATS
+from meshwise.simulate.timeline import Timeline
+from meshwise.trainers.point import TrainerPoint
+from meshwise.trainers.priced_points import PointPrices, PricedPoint, least_s
+from meshwise.trainers.sizes import Sizes, sizes_of
+from meshwise.trainers.trainer import Trainer
+from meshwise.units import bytes_text
+
+# Copies whose parameters and state take so many times the memory do not fit at any price.
+_HOPELESS = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestPoint:
+    """The fastest point that fits.
+
+    Attributes:
+        point: The point.
+        sizes: Numbers of the model and the cluster.
+        predicted_s: Seconds of a step by the formula of stage construction.
+        timeline: A simulated step.
+        num_points: Points of the trainer for this model and cluster, remat apart.
+        num_planned: Of them, those that were planned; bounds say that the others are slower.
+    """
+
+    point: TrainerPoint
+    sizes: Sizes
+    predicted_s: float
+    timeline: Timeline
+    num_points: int
+    num_planned: int
+
+
+def best_point(
+    trainer: Trainer,
+    source: LayerSource,
+    cluster: ClusterSpec,
+    options: SearchOptions,
+    report: Callable[[str], object] = lambda _: None,
+) -> BestPoint:
+    """Return the point of a trainer that takes least by simulation among those that fit.
+
+    Args:
+        trainer: The trainer.
+        source: The layers of the model, cut into its blocks.
+        cluster: Equal hosts.
+        options: Batch, micro-batches, memory.
+        report: Is told of progress.
+
+    Raises:
+        ClusterError: hosts differ.
+        InfeasibleError: there is no point, or none fits; the text names the nearest.
+        PlanError: a number of micro-batches does not divide the batch.
+    """
+    sizes = sizes_of(source, cluster, options)
+    prices = PointPrices(
+        trainer=trainer, source=source, cluster=cluster, options=options, sizes=sizes
+    )
+    return _Search(prices=prices, report=report).best()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Search:
+    """A search over the points of a trainer.
+
+    Attributes:
+        prices: Prices points.
+        report: Is told of progress.
+    """
+
+    prices: PointPrices
+    report: Callable[[str], object]
+
+    def best(self) -> BestPoint:
+        """Return the fastest point that fits.
+
+        Raises:
+            InfeasibleError: there is none.
+        """
+        sizes, trainer = self.prices.sizes, self.prices.trainer
+        points = list(trainer.points(sizes))
+        if not points:
+            raise InfeasibleError(
+                f"{trainer.title} has no point for {sizes.num_blocks} equal layers and a batch of "
+                f"{sizes.batch_size} on {sizes.num_devices} devices: stages take equally many "
+                "layers, and copies whole rows; change the batch, or the devices"
+            )
+        order = itertools.count()
+        # A bound and a point, or the time of a step and what was planned for it.
+        queue: list[tuple[float, int, TrainerPoint, tuple[PricedPoint, Timeline] | None]] = []
+        needs: list[tuple[float, int, TrainerPoint]] = []
+        for priced, point in self._bounded(points):
+            state_bytes = self.prices.state_bytes(priced)
+            if point.fsdp == 1 and state_bytes > _HOPELESS * self.prices.memory_bytes:
+                needs.append((state_bytes, next(order), point))
+            else:
+                bound_s = least_s(priced, point.num_microbatches)
+                heapq.heappush(queue, (bound_s, next(order), point, None))
+        planned = 0
+        while queue:
+            _, _, point, found = heapq.heappop(queue)
+            if found is not None:
+                priced, timeline = found
+                return BestPoint(
+                    point=priced.point,
+                    sizes=sizes,
+                    predicted_s=self.prices.predicted_s(priced),
+                    timeline=timeline,
+                    num_points=len(points),
+                    num_planned=planned,
+                )
+            planned += 1
+            self.report(f"{trainer.name}: {replace(point, remat='none')}")
+            for priced in self._variants(point):
+                timeline = self._fitting(priced)
+                if timeline is not None:
+                    heapq.heappush(
+                        queue, (timeline.step_time_s, next(order), point, (priced, timeline))
+                    )
+                    break
+                needs.append((self.prices.needed_bytes(priced), next(order), priced.point))
+        raise self._nothing_fits(len(points), needs)
+
+    def _bounded(self, points: list[TrainerPoint]) -> Iterator[tuple[PricedPoint, TrainerPoint]]:
+        """Yield points, each after its like with the fewest micro-batches, planned for bounds."""
+        groups: defaultdict[TrainerPoint, list[TrainerPoint]] = defaultdict(list)
+        for point in points:
+            groups[replace(point, num_microbatches=1, chunks=1)].append(point)
+        for n, group in enumerate(groups.values()):
+            self.report(f"{self.prices.trainer.name}: bounds of mesh {n + 1} of {len(groups)}")
+            fewest = min(point.num_microbatches for point in group)
+            for point in group:
+                priced = self._priced(replace(point, num_microbatches=fewest), PRICES[0])
+                if priced is not None:
+                    yield priced, point
+
+    def _variants(self, point: TrainerPoint) -> Iterator[PricedPoint]:
+        """Yield the point with more and more recomputed, then with memory dear."""
+        # At low prices parameters that are split are gathered once a step and kept.
+        low, high = (PRICES[-1], DEAREST) if point.fsdp > 1 else PRICES
+        remats = sorted(self.prices.options.remats, key=REMATS.index)
+        ways = [*((remat, low) for remat in remats), (remats[-1], high)]
+        for remat, price in ways:
+            priced = self._priced(replace(point, remat=remat), price)
+            if priced is not None:
+                yield priced
+
+    def _priced(self, point: TrainerPoint, price: float) -> PricedPoint | None:
+        try:
+            return self.prices.priced(point, price)
+        except (InfeasibleError, TraceError) as error:
+            self.report(f"{self.prices.trainer.name}: {point}: {error}")
+            return None
+
+    def _fitting(self, priced: PricedPoint) -> Timeline | None:
+        """Return a simulated step if it fits."""
+        if self.prices.needed_bytes(priced) > self.prices.memory_bytes:
+            return None
+        timeline = self.prices.simulated(priced)
+        return timeline if max(timeline.peak_bytes) <= self.prices.memory_bytes else None
+
+    def _nothing_fits(
+        self, count: int, needs: list[tuple[float, int, TrainerPoint]]
+    ) -> InfeasibleError:
+        title, has = self.prices.trainer.title, self.prices.memory_bytes
+        if not needs:
+            return InfeasibleError(f"{title}: none of {count} points has a plan for these layers")
+        need, _, nearest = min(needs)
+        return InfeasibleError(
+            f"{title}: none of {count} points fits into the memory of a device, {bytes_text(has)}; "
+            f"nearest is {nearest}, which needs at least {bytes_text(need)}, "
+            f"{bytes_text(need - has)} too much; take more devices, or a smaller batch"
+        )

@@ -1,0 +1,63 @@
+"""Sizes of axes that together are all devices, and how often the batch may be cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshwise.baselines.pipelines.even_stages import divisors
+from meshwise.trainers.point import TrainerPoint
+from meshwise.trainers.sizes import Sizes
+
+
+def meshes(sizes: Sizes) -> Iterator[TrainerPoint]:
+    """Yield all sizes of axes, what splits rows only on `data`, and one micro-batch.
+
+    Blocks are divided evenly among stages, stages are parts of a host or whole hosts, and the axis
+    `tensor` stays inside a host and divides the heads.
+
+    Args:
+        sizes: The model and the cluster.
+    """
+    for pipeline in divisors(math.gcd(sizes.num_devices, sizes.num_blocks)):
+        of_stage = sizes.num_devices // pipeline
+        if of_stage % sizes.devices_per_host and sizes.devices_per_host % of_stage:
+            continue
+        for tensor in divisors(math.gcd(of_stage, sizes.devices_per_host, sizes.num_heads)):
+            for context in _contexts(sizes, of_stage // tensor, tensor):
+                rest = of_stage // tensor // context
+                for expert in divisors(math.gcd(rest, sizes.num_experts)):
+                    yield TrainerPoint(
+                        pipeline=pipeline,
+                        data=rest // expert,
+                        expert=expert,
+                        context=context,
+                        tensor=tensor,
+                    )
+
+
+def _contexts(sizes: Sizes, most: int, tensor: int) -> Iterator[int]:
+    """Yield the devices that may split a sequence: two equal pieces each, as causal masks want."""
+    yield 1
+    if sizes.sequence is not None:
+        length = sizes.sequence[1]
+        for context in divisors(most)[1:]:
+            if length % (2 * context * tensor) == 0:
+                yield context
+
+
+def with_microbatches(point: TrainerPoint, sizes: Sizes) -> Iterator[TrainerPoint]:
+    """Yield a point with each number of micro-batches that gives every device whole rows.
+
+    Left out is a sequence split among devices that could as well split rows: they would do the same
+    work, and exchange keys and values besides.
+
+    Args:
+        point: A point with one micro-batch.
+        sizes: The model and the cluster.
+    """
+    for count in sizes.microbatch_counts:
+        rows, rest = divmod(sizes.batch_size, count * point.row_parts)
+        if rest == 0 and math.gcd(rows, point.context) == 1:
+            yield replace(point, num_microbatches=count)

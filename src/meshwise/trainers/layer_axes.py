@@ -1,0 +1,147 @@
+"""What each axis of a mesh splits in a layer of a transformer, as trainers have it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from meshwise.baselines.pipelines.layer_restrictions import expert_loops
+from meshwise.baselines.restrictions import ALL_TO_ALL, operator_paths
+from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, batch_loops
+from meshwise.baselines.weights import tensor_loops
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.graph.graph import Operator
+from meshwise.graph.layout import Layout, used_axes
+from meshwise.graph.light import is_light
+from meshwise.graph.loops import NONE
+from meshwise.intra.candidates import whole_layouts
+from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
+from meshwise.pieces.piece import PieceGraph
+from meshwise.trainers.layer_dims import LayerDims, Loops, layer_dims
+
+Role: TypeAlias = Literal["data", "fsdp", "expert", "context", "tensor"]
+
+_NOTHING = frozenset[int]()
+_NOT_SPLIT = frozenset((NONE,))
+_OF_ROWS: tuple[Role, ...] = ("data", "fsdp", "expert")
+_OF_SEQUENCE: tuple[Role, ...] = ("context", "tensor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAxes:
+    """A method for layers: a role for each axis of their mesh.
+
+    Rows are split over the axes `data`, `fsdp` and `expert`, the sequence over `context`; keys and
+    values are gathered.  Products are split over `tensor` along weights and heads, and what crosses
+    from layer to layer along the sequence.  Experts are split over `expert`.
+
+    Attributes:
+        roles: For each axis of the mesh.
+        sequence: Dim and length of the sequence in what has rows; None if there is none.
+        parameters_over: Axes that split parameters, beside those that split products and experts.
+        optimizer_over: The same for the state of the optimizer.
+    """
+
+    roles: tuple[Role, ...]
+    sequence: tuple[int, int] | None = None
+    parameters_over: frozenset[Role] = frozenset()
+    optimizer_over: frozenset[Role] = frozenset()
+
+    def __call__(self, piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
+        """Return what is left of the plans of a layer."""
+        parts = layer_dims(piece)
+        info, graph = parts.info, piece.graph
+        pins: dict[int, Layout] = {}
+        along: dict[int, int] = {}
+        for i, rows in info.batch_dims.items():
+            shape = graph.tensors[graph.inputs[i]].shape
+            sequence = self._sequence_dim(shape, rows)
+            along |= {} if sequence is None else {i: sequence}
+            pins[i] = self._batch_layout(shape, rows, sequence, mesh)
+        layouts: dict[int, tuple[Layout, ...]] = {}
+        for i, role in enumerate(info.roles):
+            if role != BATCH:
+                shape = graph.tensors[graph.inputs[i]].shape
+                layouts[i] = self._state_layouts(shape, role, shape in parts.expert_shapes, mesh)
+        has_experts = bool(parts.expert_shapes) and "expert" in self.roles
+        forbidden = frozenset[str]() if has_experts else frozenset((ALL_TO_ALL,))
+        return Restriction(
+            name="trainer",
+            pins=pins,
+            layouts=layouts,
+            allowed=self._allowed(parts, batch_loops(graph, along), mesh),
+            forbid=forbidden,
+            forbid_inside=forbidden,
+        )
+
+    def _axes(self, roles: Sequence[Role] | frozenset[Role]) -> tuple[int, ...]:
+        return tuple(a for a, role in enumerate(self.roles) if role in roles)
+
+    def _sequence_dim(self, shape: tuple[int, ...], rows: int) -> int | None:
+        """The dim of the sequence in a tensor with rows: the one with its place and length."""
+        if self.sequence is None:
+            return None
+        dim, length = self.sequence
+        return dim if dim != rows and shape[dim : dim + 1] == (length,) else None
+
+    def _batch_layout(
+        self, shape: tuple[int, ...], rows: int, sequence: int | None, mesh: LogicalMesh
+    ) -> Layout:
+        dims: list[tuple[int, ...]] = [()] * len(shape)
+        dims[rows] = _dividing(shape[rows], self._axes(_OF_ROWS), mesh.sizes)
+        if sequence is not None:
+            axes = self._axes(_OF_SEQUENCE)
+            dims[sequence] = _dividing(shape[sequence], axes, mesh.sizes)
+        return Layout(tuple(dims))
+
+    def _state_layouts(
+        self, shape: tuple[int, ...], role: str, is_of_experts: bool, mesh: LogicalMesh
+    ) -> tuple[Layout, ...]:
+        """Layouts of parameters and state: split over all axes that must, and maybe over others."""
+        free = {"tensor", "expert"} if is_of_experts else {"tensor"}
+        over = {PARAMETER: self.parameters_over, OPTIMIZER: self.optimizer_over}.get(role)
+        must = set(self._axes((over or frozenset()) - free))
+        may = must | set(self._axes(frozenset[Role](r for r in self.roles if r in free)))
+        found = [w for w in whole_layouts(shape, mesh.sizes) if set(used_axes(w)) <= may]
+        most = max(len(must & set(used_axes(w))) for w in found)
+        return tuple(w for w in found if len(must & set(used_axes(w))) == most)
+
+    def _allowed(
+        self, parts: LayerDims, along: Loops, mesh: LogicalMesh
+    ) -> dict[OperatorPath, AllowedChoices]:
+        allowed: dict[OperatorPath, AllowedChoices] = {}
+        for path, op in operator_paths(parts.graph):
+            if op.bodies or is_light(op) or path not in parts.rows:
+                continue
+            allowed[path] = tuple(
+                self._choices(op, role, size, parts.rows[path], along.get(path, _NOTHING))
+                for role, size in zip(self.roles, mesh.sizes, strict=True)
+            )
+        return allowed
+
+    def _choices(
+        self, op: Operator, role: Role, size: int, rows: frozenset[int], along: frozenset[int]
+    ) -> frozenset[int]:
+        """Loops that an axis may split of an operator."""
+        if size == 1:
+            return _NOT_SPLIT
+        experts = expert_loops(op, rows) if op.heavy else _NOTHING
+        if role in ("data", "fsdp") or (role == "expert" and not experts):
+            return rows
+        loops = {"expert": experts, "context": along - rows, "tensor": tensor_loops(op, rows)}[role]
+        if role == "tensor":
+            loops = loops - experts
+        fit = frozenset(x for x in loops if op.rule.loops[x].size % size == 0)
+        # A lookup or a sort may be done by all; a product is split wherever it can be.
+        return fit if op.heavy and fit else fit | _NOT_SPLIT
+
+
+def _dividing(size: int, axes: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Return as many of the axes, from the first, as divide a dim together."""
+    used: tuple[int, ...] = ()
+    for a in axes:
+        if sizes[a] > 1 and size % math.prod(sizes[b] for b in (*used, a)) == 0:
+            used = (*used, a)
+    return used

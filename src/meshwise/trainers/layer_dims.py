@@ -1,0 +1,93 @@
+"""Which dims of a layer are rows, sequence, heads and experts.
+
+Nothing here looks at a name: the sequence is a dim of activations that runs beside the rows through
+products with weights, heads are what products without weights have in common.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from meshwise.baselines.pipelines.layer_restrictions import expert_inputs
+from meshwise.baselines.restrictions import operator_paths
+from meshwise.baselines.roles import InputInfo, batch_loops, input_info
+from meshwise.baselines.weights import common_loops, tensors_of
+from meshwise.graph.graph import Graph, Operator
+from meshwise.intra.options import OperatorPath
+from meshwise.pieces.piece import PieceGraph
+
+Loops: TypeAlias = Mapping[OperatorPath, frozenset[int]]
+
+_NOTHING = frozenset[int]()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDims:
+    """What the inputs and the loops of a layer are.
+
+    Attributes:
+        graph: The layer.
+        info: Its inputs.
+        rows: For each operator its loops over the rows of the batch.
+        expert_shapes: Shapes of parameters with a dim of experts, and that dim.
+    """
+
+    graph: Graph
+    info: InputInfo
+    rows: Loops
+    expert_shapes: Mapping[tuple[int, ...], int]
+
+    @property
+    def num_experts(self) -> int:
+        """A number that divides those of all kinds of experts; 1 where there are none."""
+        return math.gcd(*(shape[d] for shape, d in self.expert_shapes.items())) or 1
+
+    @property
+    def num_heads(self) -> int:
+        """A number that divides those of all kinds of heads; 0 where there are none."""
+        found = 0
+        for op, rows, _ in self._products():
+            tensors = tensors_of(op)
+            if all(loops & rows for loops in tensors):
+                sizes = (op.rule.loops[x].size for x in common_loops(tensors) - rows)
+                found = math.gcd(found, *sizes)
+        return found
+
+    @property
+    def sequence(self) -> tuple[int, int] | None:
+        """Dim and length of what products with weights keep beside the rows; None if nothing."""
+        kept = {path: _kept(tensors_of(op), rows) for op, rows, path in self._products()}
+        for i, batch_dim in self.info.batch_dims.items():
+            for d, length in enumerate(self.graph.tensors[self.graph.inputs[i]].shape):
+                if d == batch_dim:
+                    continue
+                loops = batch_loops(self.graph, {i: d})
+                if any(loops.get(path, _NOTHING) & wanted for path, wanted in kept.items()):
+                    return d, length
+        return None
+
+    def _products(self) -> Iterator[tuple[Operator, frozenset[int], OperatorPath]]:
+        for path, op in operator_paths(self.graph):
+            if op.heavy and not op.bodies and path in self.rows:
+                yield op, self.rows[path], path
+
+
+def layer_dims(piece: PieceGraph) -> LayerDims:
+    """Return what the inputs and the loops of a layer are."""
+    graph = piece.graph
+    info = input_info(graph, piece.batch_dims, [c.value for c in piece.leaving])
+    rows = batch_loops(graph, info.batch_dims)
+    shapes = [graph.tensors[t].shape for t in graph.inputs]
+    experts = {shapes[i]: d for i, d in expert_inputs(graph, info, rows).items()}
+    return LayerDims(graph=graph, info=info, rows=rows, expert_shapes=experts)
+
+
+def _kept(tensors: list[frozenset[int]], rows: frozenset[int]) -> frozenset[int]:
+    """Loops of a product with a weight that run over activations only, rows apart."""
+    weights = [loops for loops in tensors if loops and not loops & rows]
+    if not weights:
+        return _NOTHING
+    return _NOTHING.union(*tensors) - rows - _NOTHING.union(*weights)

@@ -1,0 +1,59 @@
+"""One point of what a trainer can express."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.plan.stage import Remat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerPoint:
+    """How a trainer may run a step; each number is a number of devices unless it says otherwise.
+
+    Attributes:
+        pipeline: Stages.
+        data: Copies of the parameters, each with rows of its own.
+        fsdp: Devices that split rows, and also parameters, gradients and optimizer state.
+        expert: Devices that split rows, and experts where there are any.
+        context: Devices that split the sequence; they gather keys and values.
+        tensor: Devices that split weights and heads, and between products the sequence.
+        shards_optimizer: Whether copies split the optimizer's state.
+        num_microbatches: Micro-batches of a step, of each copy.
+        chunks: Runs of layers that each stage holds; 1 where stages do not interleave.
+        remat: What the backward pass of every layer computes again.
+    """
+
+    pipeline: int = 1
+    data: int = 1
+    fsdp: int = 1
+    expert: int = 1
+    context: int = 1
+    tensor: int = 1
+    shards_optimizer: bool = False
+    num_microbatches: int = 1
+    chunks: int = 1
+    remat: Remat = "none"
+
+    @property
+    def row_parts(self) -> int:
+        """Devices among which the rows of a micro-batch are divided."""
+        return self.data * self.fsdp * self.expert
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in all."""
+        return self.pipeline * self.row_parts * self.context * self.tensor
+
+    def __str__(self) -> str:
+        """As `pipeline 2 (chunks 3), data 4, tensor 8, 64 micro-batches, remat full`."""
+        names = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
+        sizes = {name: int(getattr(self, name)) for name in names}
+        words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        if self.chunks > 1:
+            words[0] += f" ({self.chunks} chunks each)"
+        if self.shards_optimizer:
+            words.append("optimizer state split over copies")
+        count = self.num_microbatches
+        words.append(f"{count} micro-batch{'es' if count > 1 else ''}")
+        return ", ".join([*words, f"remat {self.remat}"])

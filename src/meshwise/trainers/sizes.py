@@ -1,0 +1,65 @@
+"""What a trainer must know of a model and a cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshwise.baselines.pipelines.block_layers import body_of
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.inter.cost_table.variant_costs import LayerSource
+from meshwise.inter.search.microbatch_counts import microbatch_counts
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.trainers.layer_dims import layer_dims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Numbers of a model and of a cluster.
+
+    Attributes:
+        num_devices: Devices in all.
+        devices_per_host: Devices of one host.
+        batch_size: Rows of the whole batch.
+        microbatch_counts: Numbers of micro-batches to try.
+        num_blocks: Layers of the model that repeat; trainers divide these evenly.
+        num_heads: A number that divides those of all kinds of heads; 0 where there are none.
+        num_experts: The same of experts; 1 where there are none.
+        sequence: Dim and length of the sequence; None if there is none.
+    """
+
+    num_devices: int
+    devices_per_host: int
+    batch_size: int
+    microbatch_counts: tuple[int, ...]
+    num_blocks: int
+    num_heads: int
+    num_experts: int = 1
+    sequence: tuple[int, int] | None = None
+
+
+def sizes_of(source: LayerSource, cluster: ClusterSpec, options: SearchOptions) -> Sizes:
+    """Return the numbers of a model that is cut into its blocks, and of a cluster.
+
+    Args:
+        source: The layers.
+        cluster: Equal hosts.
+        options: Batch, and numbers of micro-batches to try.
+
+    Raises:
+        ClusterError: hosts differ.
+        PlanError: a number of micro-batches does not divide the batch.
+    """
+    body = body_of(source.classes)
+    dims = layer_dims(source.graph(body.first, body.first + body.period - 1, 1))
+    asked = options.num_microbatches
+    counts = microbatch_counts(options)
+    return Sizes(
+        num_devices=cluster.num_devices,
+        devices_per_host=cluster.devices_per_host,
+        batch_size=options.batch_size,
+        microbatch_counts=tuple(sorted(counts if asked else {1, *counts})),
+        num_blocks=body.num_periods,
+        num_heads=dims.num_heads,
+        num_experts=dims.num_experts,
+        sequence=dims.sequence,
+    )

@@ -1,0 +1,65 @@
+"""`plan --as`: the options of a trainer and the difference from the free plan, as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from meshwise.cli.plan import plan
+from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.models.steps import model_step
+from meshwise.plan.plan import Plan
+
+pytestmark = pytest.mark.usefixtures("compiled_kernels")
+
+ASKED = ("--step", "cli.test_plan_as:gpt", "--cluster", "1x p3.8xlarge", "--microbatches", "4")
+
+
+def gpt() -> tuple[Any, Any, Any]:
+    sizes = {"hidden": 256, "num_heads": 4, "num_layers": 4, "seq_len": 64, "vocab_size": 512}
+    return model_step(gpt_config("tiny", **sizes), 16).abstract
+
+
+def run(*options: str) -> Result:
+    return CliRunner().invoke(plan, [*ASKED, *options])
+
+
+def test_options_and_the_difference_are_written(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    found = run("--as", "megatron", "--json", "--out", str(out))
+    assert found.exit_code == 0, found.output
+    answer = json.loads(found.stdout)
+    assert answer["trainer"] == "Megatron-LM (megatron-core 0.19.2)"
+    assert answer["options"]["--global-batch-size"] == "16"
+    free = Plan.from_json(out.read_text())
+    assert answer["free"] == {"step_time_s": free.step_time_s, "simulated_s": free.simulated_s}
+    share = answer["simulated_s"] / free.simulated_s - 1
+    assert answer["slower_share"] == pytest.approx(share)
+    # Schedules apart, a trainer's points are plans of ours.
+    assert share >= -1e-6 or answer["point"]["chunks"] > 1
+    parts = answer["more_work_s"] + answer["more_waiting_s"]
+    assert parts == pytest.approx(answer["simulated_s"] - free.simulated_s)
+
+
+def test_the_text_can_be_copied() -> None:
+    found = run("--as", "maxtext")
+    assert found.exit_code == 0, found.output
+    head, options = found.stdout.split("\n\n")
+    assert head.startswith("MaxText 0.2.5: the fastest of ")
+    assert "than the free plan: its busiest stage works" in " ".join(head.split())
+    assert max(map(len, head.splitlines())) <= 120
+    assert "per_device_batch_size: " in options
+
+
+def test_what_no_trainer_can_be_asked_is_refused() -> None:
+    assert "leave --pin and --measure out" in run("--as", "megatron", "--pin", "stages=1").output
+    mixed = run("--as", "megatron", "--cluster", "1x p3.8xlarge + 1x dgx-a100")
+    assert mixed.exit_code == 2
+    assert "it takes hosts for equal" in mixed.output
+    small = run("--as", "megatron", "--memory", "1KiB")
+    assert small.exit_code == 1
+    assert run("--as", "deepspeed").exit_code == 2
