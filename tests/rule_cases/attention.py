@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -88,6 +89,23 @@ def _both(
             (*operands, *kept, *others),
             rtol=1e-5,
         ),
+    )
+
+
+def both_of(
+    *, batch: tuple[int, ...], rows: int, keys: int, features: int
+) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+    """Return attention without a mask and its gradient, each with the shapes of its operands."""
+
+    def shape(*sizes: int) -> Any:
+        return jax.ShapeDtypeStruct((*batch, *sizes), np.float32)
+
+    attention = _attention(len(batch))
+    operands = (shape(rows, features), shape(keys, features), shape(keys, features))
+    kept = (operands[0], shape(rows), shape(rows), shape(rows))
+    return (
+        (lambda *x: attention_p.bind(*x, attention=attention), operands),
+        (lambda *x: attention_gradient_p.bind(*x, attention=attention), (*operands, *kept)),
     )
 
 

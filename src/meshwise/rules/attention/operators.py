@@ -29,7 +29,7 @@ from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, DimMap, LoopRule, Ring
 from meshwise.rules.attention.blocks import ALONE, Attention, Place, attention_of, gradients_of
 from meshwise.rules.loop_list import LoopList
-from meshwise.rules.primitive import Equation, PrimitiveRule, Shards
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 
 attention_p = Primitive("attention")
 attention_p.multiple_results = True
@@ -143,7 +143,7 @@ def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
     group = [loops.add(size, kind) for size in queries.shape[count:-2]]
     num_rows, num_keys = queries.shape[-2], keys.shape[-2]
     ring = loops.add(num_rows, block=True) if num_keys > 1 else ()
-    rows = loops.add(num_rows, kind, block=True)
+    rows = loops.add(num_rows, kind, block=True) if ring else ()
     every = (*batch, *group, (*ring, *rows))
     of_queries, of_keys = (*every, ()), (*batch, ring, ())
     of_others = [
@@ -165,14 +165,15 @@ def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
     )
 
 
-def _place(shards: Shards) -> Place:
+def _place(shards: Shards) -> Place | None:
+    """Return where a device stands; None if it has all rows and keys of its part."""
     ring = shards.rule.ring
-    if ring is None:
-        return ALONE
+    if ring is None or shards.parts(ring.loop) == shards.parts(ring.rows) == 1:
+        return None
     count, start = shards.parts(ring.loop), shards.block_start(ring.loop)
     row_start = start + shards.block_start(ring.rows) // count
     axes = shards.axis_names(ring.loop)
-    if count == 1 or not axes:
+    if count == 1:
         return Place(row_start=row_start)
     return Place(
         row_start=row_start, axes=axes, count=count, rank=start // shards.local_size(ring.loop)
@@ -180,13 +181,19 @@ def _place(shards: Shards) -> Place:
 
 
 def _local_forward(eqn: Equation, shards: Shards, operands: Sequence[Array]) -> list[Array]:
+    place = _place(shards)
+    if place is None:
+        return rebind(eqn, operands)
     queries, keys, values, *others = operands
     attention = eqn.params["attention"]
-    return list(attention_of(attention, queries, keys, values, others, _place(shards)))
+    return list(attention_of(attention, queries, keys, values, others, place))
 
 
 def _local_backward(eqn: Equation, shards: Shards, operands: Sequence[Array]) -> list[Array]:
-    return _gradients(eqn.params["attention"], operands, _place(shards))
+    place = _place(shards)
+    if place is None:
+        return rebind(eqn, operands)
+    return _gradients(eqn.params["attention"], operands, place)
 
 
 def _num_scores(eqn: Equation) -> float:

@@ -1,0 +1,39 @@
+"""Bytes that an operator writes and reads for itself, beside operands and results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from meshwise.graph.graph import Operator, Tensor
+from meshwise.graph.loops import Strategy
+from meshwise.graph.sends import ring_axes, ring_bytes
+from meshwise.plan.counts.flop import strategy_parts
+
+
+def own_traffic_bytes(
+    op: Operator,
+    strategy: Strategy,
+    sizes: tuple[int, ...],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+) -> float:
+    """Return the bytes that one device writes and reads for itself while an operator runs once.
+
+    Blocks of operands that come by are read; shares are added to blocks of results.
+
+    Args:
+        op: The operator.
+        strategy: A feasible strategy.
+        sizes: Sizes of the mesh axes.
+        operands: The whole operands.
+        results: The whole results.
+    """
+    if op.scratch is None:
+        return 0.0
+    num_bytes = op.scratch.traffic_bytes / strategy_parts(op, strategy, sizes)
+    if axes := ring_axes(op.rule, strategy, sizes):
+        of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
+        turns = math.prod(sizes[a] for a in axes) - 1
+        num_bytes += turns * (of_operands + 2 * of_results)
+    return num_bytes

@@ -1,0 +1,136 @@
+"""Where keys of attention go round, where heads or the batch are split, where nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import meshwise as mw
+from meshwise.plan.plan import Plan
+from meshwise.planner import one_mesh
+
+FEATURES = 32
+# Each device has a link of its own to a slow network.
+SLOW = mw.Cluster.virtual("8x p3.2xlarge")
+FAST = mw.Cluster.virtual("1x dgx-h100")
+
+
+def _step(heads: int, attention: Callable[..., Any] = jax.nn.dot_product_attention) -> Any:
+    def step(weights: Any, stream: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            q, k, v = (
+                (stream @ weights[name]).reshape(*stream.shape[:2], heads, FEATURES)
+                for name in "qkv"
+            )
+            mixed = attention(q, k, v, is_causal=True).reshape(stream.shape)
+            return jnp.mean((mixed @ weights["o"] - stream).astype(jnp.float32) ** 2)
+
+        value, gradient = mw.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, gradient), value
+
+    return step
+
+
+def _shapes(rows: int, length: int, heads: int) -> Any:
+    width = heads * FEATURES
+    weights = {name: jax.ShapeDtypeStruct((width, width), jnp.bfloat16) for name in "qkvo"}
+    return weights, jax.ShapeDtypeStruct((rows, length, width), jnp.bfloat16)
+
+
+@cache
+def _plan(cluster: Any, rows: int, length: int, heads: int) -> Plan:
+    step = mw.parallelize(_step(heads), batch_argnums=(1,), method=mw.IntraOp(), cluster=cluster)
+    return step.plan(*_shapes(rows, length, heads))
+
+
+def _kinds(plan: Plan, name: str) -> set[str]:
+    return {item.kind for item in plan.collectives if item.where.startswith(name)}
+
+
+def test_keys_of_few_heads_go_round_a_slow_network() -> None:
+    """Two heads of 131,072 tokens: the scores of a head have 64 GiB, and heads are few."""
+    plan = _plan(SLOW, 1, 131_072, 2)
+    assert plan.joins_attention
+    assert _kinds(plan, "attention ") == {"permute"}
+    assert plan.peak_bytes < 2**30
+
+
+def test_heads_are_split_by_all_to_all_where_there_are_enough() -> None:
+    """Rows of the stream stay split; around attention it is heads that are: Ulysses."""
+    plan = _plan(FAST, 1, 32_768, 8)
+    assert not plan.joins_attention
+    large = {c.kind for c in plan.collectives if c.num_bytes >= 2**20}
+    assert "all-to-all" in large
+    assert "permute" not in large
+
+
+def test_heads_are_split_by_all_to_all_also_where_scores_do_not_fit() -> None:
+    plan = _plan(FAST, 1, 131_072, 8)
+    assert plan.joins_attention
+    large = {c.kind for c in plan.collectives if c.num_bytes >= 2**20}
+    assert "all-to-all" in large
+    assert "permute" not in large
+
+
+def test_where_the_batch_suffices_it_is_split_and_the_step_stays_as_it_is() -> None:
+    plan = _plan(SLOW, 8, 4096, 2)
+    assert not plan.joins_attention
+    assert {c.kind for c in plan.collectives if c.num_bytes >= 2**20} == set()
+
+
+def test_attention_is_not_looked_for_where_the_batch_suffices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    found = one_mesh._joined
+
+    def joined(attended: Any, *args: Any, **kwargs: Any) -> Any:
+        def noted(*sizes: int) -> Any:
+            asked.append(sizes[0])
+            return attended(*sizes)
+
+        return found(noted, *args, **kwargs)
+
+    monkeypatch.setattr(one_mesh, "_joined", joined)
+    for rows in (16, 1):
+        step = mw.parallelize(_step(2), batch_argnums=(1,), method=mw.IntraOp(), cluster=SLOW)
+        step.plan(*_shapes(rows, 256, 2))
+        assert len(asked) == (rows == 1)
+
+
+def test_a_plan_with_a_ring_is_read_back_and_replayed() -> None:
+    plan = _plan(SLOW, 1, 131_072, 2)
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    step = mw.parallelize(_step(2), batch_argnums=(1,), method=mw.Replay(again), cluster=SLOW)
+    assert step.plan(*_shapes(1, 131_072, 2)).decisions == plan.decisions
+
+
+def test_where_memory_is_short_a_step_runs_with_keys_that_go_round() -> None:
+    """What is planned for less memory than the scores of all keys need is what runs."""
+    rng = np.random.default_rng(0)
+    width = 2 * FEATURES
+    weights = {n: jnp.asarray(rng.normal(size=(width, width)) * 0.1, jnp.float32) for n in "qkvo"}
+    stream = jnp.asarray(rng.normal(size=(1, 2048, width)), jnp.float32)
+    want = jax.jit(_step(2))(weights, stream)
+    step = mw.parallelize(
+        _step(2),
+        batch_argnums=(1,),
+        method=mw.IntraOp((8,)),
+        cluster=mw.Cluster.local(),
+        memory_bytes=4 * 2**20,
+    )
+    plan = step.plan(weights, stream)
+    assert plan.joins_attention
+    got = step(jax.tree.map(jnp.array, weights), stream)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    (found,) = step.fidelity(jax.tree.map(jnp.array, weights), stream)
+    assert found.planned_bytes == found.compiled_bytes
+    assert 0.95 < found.predicted_peak_bytes / found.compiled_peak_bytes < 1.3
