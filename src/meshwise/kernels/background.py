@@ -16,10 +16,12 @@ from meshwise.kernels.folder import has_all_kernels, kernel_folder, note_all_ker
 from meshwise.system.cores import usable_cores
 
 # It ends when the pipe to its standard input is closed: however the process at the other end ended.
+# `sys.stdin` has a lock, which a thread that waits there holds when Python ends: then it aborts.
 _SCRIPT = """
-import os, sys, threading
+import os, threading
 def end_with_parent():
-    sys.stdin.buffer.read()
+    while os.read(0, 1):
+        pass
     os._exit(1)
 threading.Thread(target=end_with_parent, daemon=True).start()
 from {module} import {part}
