@@ -1,7 +1,8 @@
 """The fastest point of a trainer that fits: best first, by bounds, then planned and simulated.
 
-The points that differ in micro-batches and chunks alone share a bound, from their layers planned
-with the fewest micro-batches, nothing recomputed and memory nearly free.
+Points whose stages would be meshes of more axes than `views.MAX_AXES` are left out: layouts on them
+are too many.  The points that differ in micro-batches and chunks alone share a bound, from their
+layers planned with the fewest micro-batches, nothing recomputed and memory nearly free.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import ClusterSpec
+from meshwise.cluster.views import MAX_AXES
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import DEAREST, PRICES, SearchOptions
@@ -96,7 +98,7 @@ class _Search:
             InfeasibleError: there is none.
         """
         sizes, trainer = self.prices.sizes, self.prices.trainer
-        points = list(trainer.points(sizes))
+        points = [p for p in trainer.points(sizes) if len(trainer.roles(p)) <= MAX_AXES]
         if not points:
             raise InfeasibleError(
                 f"{trainer.title} has no point for {sizes.num_blocks} equal layers and a batch of "
