@@ -15,6 +15,10 @@ from meshwise.units import bytes_text, seconds_text
 
 FORMAT = "meshwise-trainer-options"
 _WIDTH = 100
+_WHY_FASTER = (
+    "the free plan is the slower one: its search tries meshes of at most two axes, and schedules "
+    "that are not searched by default only with --schedule"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +94,14 @@ class TrainerAnswer:
         )
         yield f"  point        {best.point}"
         peak = bytes_text(max(best.timeline.peak_bytes))
-        yield f"  step         {_seconds(best.timeline, best.predicted_s)}, {peak} a device"
-        yield f"  free plan    {_seconds(self.timeline, plan.step_time_s)}"
+        name = self.trainer.schedule(best.point).name
+        yield f"  step         {_seconds(best.timeline, best.predicted_s)}; {name}, {peak} a device"
+        yield f"  free plan    {_seconds(self.timeline, plan.step_time_s)}; {plan.schedule}"
         yield f"  difference   {self._difference()}"
-        for limit in self.trainer.limits:
+        limits = self.trainer.limits
+        if self.slower_share < 0:
+            limits = (*limits, _WHY_FASTER)
+        for limit in limits:
             lines = textwrap.wrap(limit, _WIDTH - 15)
             yield f"  limit        {lines[0]}"
             yield from (f"{'':15}{line}" for line in lines[1:])

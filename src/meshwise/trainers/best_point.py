@@ -1,7 +1,8 @@
 """The fastest point of a trainer that fits: best first, by bounds, then planned and simulated.
 
-The points that differ in micro-batches and chunks alone share a bound, from their layers planned
-with the fewest micro-batches, nothing recomputed and memory nearly free.
+Points whose stages would be meshes of more axes than `views.MAX_AXES` are left out: layouts on them
+are too many.  The points that differ in micro-batches and chunks alone share a bound, from their
+layers planned with the fewest micro-batches, nothing recomputed and memory nearly free.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from meshwise.cluster.spec import ClusterSpec
+from meshwise.cluster.views import MAX_AXES
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.search_space import DEAREST, PRICES, SearchOptions
@@ -23,6 +26,8 @@ from meshwise.trainers.priced_points import PointPrices, PricedPoint, least_s
 from meshwise.trainers.sizes import Sizes, sizes_of
 from meshwise.trainers.trainer import Trainer
 from meshwise.units import bytes_text
+
+_Planned: TypeAlias = tuple[PricedPoint, Timeline]
 
 # Copies whose parameters and state take so many times the memory do not fit at any price.
 _HOPELESS = 1.5
@@ -96,7 +101,7 @@ class _Search:
             InfeasibleError: there is none.
         """
         sizes, trainer = self.prices.sizes, self.prices.trainer
-        points = list(trainer.points(sizes))
+        points = [p for p in trainer.points(sizes) if len(trainer.roles(p)) <= MAX_AXES]
         if not points:
             raise InfeasibleError(
                 f"{trainer.title} has no point for {sizes.num_blocks} equal layers and a batch of "
@@ -105,18 +110,19 @@ class _Search:
             )
         order = itertools.count()
         # A bound and a point, or the time of a step and what was planned for it.
-        queue: list[tuple[float, int, TrainerPoint, tuple[PricedPoint, Timeline] | None]] = []
+        queue: list[tuple[float, int, int, TrainerPoint, _Planned | None]] = []
         needs: list[tuple[float, int, TrainerPoint]] = []
         for priced, point in self._bounded(points):
             state_bytes = self.prices.state_bytes(priced)
             if point.fsdp == 1 and state_bytes > _HOPELESS * self.prices.memory_bytes:
                 needs.append((state_bytes, next(order), point))
             else:
-                bound_s = least_s(priced, point.num_microbatches)
-                heapq.heappush(queue, (bound_s, next(order), point, None))
+                bound_s, count = least_s(priced, point.num_microbatches), point.num_microbatches
+                heapq.heappush(queue, (bound_s, -count, next(order), point, None))
         planned = 0
+        refused: dict[tuple[TrainerPoint, float], int] = {}
         while queue:
-            _, _, point, found = heapq.heappop(queue)
+            _, _, _, point, found = heapq.heappop(queue)
             if found is not None:
                 priced, timeline = found
                 return BestPoint(
@@ -129,14 +135,21 @@ class _Search:
                 )
             planned += 1
             self.report(f"{trainer.name}: {replace(point, remat='none')}")
-            for priced in self._variants(point):
+            for asked, price in self._ways(point):
+                # The fewer micro-batches, the larger they are.
+                key = (replace(asked, num_microbatches=1), price)
+                if asked.num_microbatches <= refused.get(key, 0):
+                    continue
+                priced = self._priced(asked, price)
+                if priced is None:
+                    continue
                 timeline = self._fitting(priced)
                 if timeline is not None:
-                    heapq.heappush(
-                        queue, (timeline.step_time_s, next(order), point, (priced, timeline))
-                    )
+                    step_s, count = timeline.step_time_s, -point.num_microbatches
+                    heapq.heappush(queue, (step_s, count, next(order), point, (priced, timeline)))
                     break
-                needs.append((self.prices.needed_bytes(priced), next(order), priced.point))
+                refused[key] = asked.num_microbatches
+                needs.append((self.prices.needed_bytes(priced), next(order), asked))
         raise self._nothing_fits(len(points), needs)
 
     def _bounded(self, points: list[TrainerPoint]) -> Iterator[tuple[PricedPoint, TrainerPoint]]:
@@ -152,16 +165,14 @@ class _Search:
                 if priced is not None:
                     yield priced, point
 
-    def _variants(self, point: TrainerPoint) -> Iterator[PricedPoint]:
-        """Yield the point with more and more recomputed, then with memory dear."""
+    def _ways(self, point: TrainerPoint) -> Iterator[tuple[TrainerPoint, float]]:
+        """Yield the point with more and more recomputed, then with memory dear, and its price."""
         # At low prices parameters that are split are gathered once a step and kept.
         low, high = (PRICES[-1], DEAREST) if point.fsdp > 1 else PRICES
         remats = sorted(self.prices.options.remats, key=REMATS.index)
-        ways = [*((remat, low) for remat in remats), (remats[-1], high)]
-        for remat, price in ways:
-            priced = self._priced(replace(point, remat=remat), price)
-            if priced is not None:
-                yield priced
+        for remat in remats:
+            yield replace(point, remat=remat), low
+        yield replace(point, remat=remats[-1]), high
 
     def _priced(self, point: TrainerPoint, price: float) -> PricedPoint | None:
         try:

@@ -33,8 +33,8 @@ class MaxText(Trainer):
     title: ClassVar[str] = "MaxText 0.2.5"
     order: ClassVar[tuple[Role, ...]] = ("data", "fsdp", "context", "tensor", "expert")
     limits: ClassVar[tuple[str, ...]] = (
-        "every stage has as many layers, devices and axes as the others; all forwards run before "
-        "all backwards",
+        "every stage has as many layers, devices and axes (at most three) as the others; all "
+        "forwards run before all backwards",
         "left out: offload, the axes fsdp_transpose and tensor (tensor_sequence splits the same "
         "products), ring and Ulysses attention, tensor parallelism across hosts, several slices",
         "embedding and head are priced as parts of the first and the last stage; MaxText divides "

@@ -42,7 +42,8 @@ class Megatron(Trainer):
     title: ClassVar[str] = "Megatron-LM (megatron-core 0.19.2)"
     order: ClassVar[tuple[Role, ...]] = ("data", "expert", "context", "tensor")
     limits: ClassVar[tuple[str, ...]] = (
-        "every stage has as many layers, devices and axes as the others, and the same remat",
+        "every stage has as many layers, devices and axes (at most three) as the others; "
+        "all have the same remat",
         "left out: uneven layers (--pipeline-model-parallel-layout), Megatron-FSDP, overlap of "
         "gradients and parameters with computation, tensor parallelism across hosts",
         "selective remat is priced as recomputing all but products with weights",
