@@ -20,6 +20,8 @@ from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
@@ -51,6 +53,7 @@ def planned(case: Any, measure: bool | Measure, hosts: int = 2) -> PlannedPipeli
         num_microbatches=(2,),
         num_stages=min(hosts, 2),
         remats=("none",),
+        schedules=(ONE_F_ONE_B, EAGER),
         measure=measure,
     )
     return plan_pipeline(step, args, {}, SIGNATURE, request)

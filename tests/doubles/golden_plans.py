@@ -21,6 +21,8 @@ from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -49,11 +51,20 @@ def _list_of_weights() -> mw.Plan:
 
 
 def gpt_pipeline(**changes: Any) -> PlannedPipeline:
-    """Plan three layers of a small GPT as a pipeline, with other wishes than usual if given."""
+    """Plan three layers of a small GPT as a pipeline, with other wishes than usual if given.
+
+    It chooses between 1F1B and eager 1F1B, which takes a third of the time of all schedules.
+    """
     config = model_config("gpt-mini", num_layers=2, dtype="float16")
     step, state, batch = model_step(config, 16).abstract
     request = PipelineRequest(
-        **{"cluster": P3, "num_layers": 3, "num_microbatches": (4,), **changes}
+        **{
+            "cluster": P3,
+            "num_layers": 3,
+            "num_microbatches": (4,),
+            "schedules": (ONE_F_ONE_B, EAGER),
+            **changes,
+        }
     )
     return plan_pipeline(step, (state, batch), {}, SIGNATURE, request)
 

@@ -12,6 +12,8 @@ import meshwise as mw
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
 
@@ -53,7 +55,13 @@ def perceptron_pipeline(**changes: Any) -> PlannedPipeline:
     step, state, batch = wide_perceptron()
     cluster = mw.Cluster.virtual("1x p3.8xlarge")
     request = PipelineRequest(
-        **{"cluster": cluster, "num_layers": 3, "num_microbatches": (4,), **changes}
+        **{
+            "cluster": cluster,
+            "num_layers": 3,
+            "num_microbatches": (4,),
+            "schedules": (ONE_F_ONE_B, EAGER),
+            **changes,
+        }
     )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     return plan_pipeline(step, (state, batch), {}, signature, request)

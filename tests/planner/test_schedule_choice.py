@@ -18,7 +18,7 @@ from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
-from meshwise.schedules.registry import ALL, choices, named, searched_together
+from meshwise.schedules.registry import ALL, SEARCHED, choices, named, searched_together
 from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 from meshwise.trace.step import StepSignature
 from oracle.problem import quick_jit
@@ -53,10 +53,52 @@ def test_the_fastest_of_all_by_simulation_is_taken() -> None:
     # Four stages of one layer; interleaved, two meshes with two stages each.
     alone = [planned(num_stages=4, schedules=(s,)) for s in choices().values()]
     best = planned(num_stages=4)
-    assert best.simulated_s == min(plan.simulated_s for plan in alone)
+    assert best.simulated_s == pytest.approx(min(plan.simulated_s for plan in alone), rel=1e-9)
     assert len({plan.simulated_s for plan in alone}) > 2
     for name in choices():
         assert name in best.space
+
+
+@pytest.mark.parametrize(
+    ("cluster", "changes"),
+    [
+        ("1x p3.8xlarge", {}),
+        ("2x p3.2xlarge", {"num_microbatches": None}),
+        ("4x p3.2xlarge", {"num_stages": 4}),
+        pytest.param("2x p3.8xlarge", {"num_microbatches": None}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_default_is_as_fast_as_the_best_by_name(cluster: str, changes: Any) -> None:
+    asked: Any = {"cluster": mw.Cluster.virtual(cluster), **changes}
+    best = min(planned(**asked, schedules=(s,)).simulated_s for s in choices().values())
+    told: list[str] = []
+    plan = planned(told.append, **asked, schedules=SEARCHED)
+    assert plan.simulated_s <= best * (1 + 1e-9)
+    if len(plan.stages) == 1:
+        # Of equals the first: no schedule makes one stage faster.
+        assert plan.schedule == "1f1b"
+
+
+def test_what_is_bounded_above_the_best_is_not_planned() -> None:
+    def num_planned(schedules: Any) -> int:
+        told: list[str] = []
+        planned(told.append, schedules=schedules)
+        return sum("stages on" in text for text in told)
+
+    interleaved = named("interleaved-1f1b")
+    assert num_planned((ONE_F_ONE_B, *interleaved)) < num_planned(interleaved)
+
+
+def test_gradients_of_weights_apart_are_passed_over_where_1f1b_does_not_fit() -> None:
+    told: list[str] = []
+    with pytest.raises(InfeasibleError, match="memory"):
+        planned(told.append, num_stages=2, memory_bytes=50_000, schedules=SEARCHED)
+    passed = [t for t in told if "passed over" in t]
+    assert [t.split()[1] for t in passed] == [
+        "zero-bubble-h1:",
+        "1f1b-delayed:",
+        "eager-1f1b-delayed:",
+    ]
 
 
 def test_a_schedule_that_cannot_be_had_is_told_and_passed_over() -> None:

@@ -27,7 +27,9 @@ from meshwise.planner.pipeline import layers_of, plan_pipeline
 from meshwise.request.pins import Pin
 from meshwise.request.pipeline_pins import layout_value, read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 
@@ -67,7 +69,13 @@ def layering(num_layers: int) -> Layering:
 
 def planned(pins: Any, report: Callable[[str], object] = lambda _: None, **changes: Any) -> Plan:
     step, state, batch = make_step(3)
-    given = {"cluster": CLUSTER, "num_layers": 3, "num_microbatches": (4,), "remats": ("none",)}
+    given = {
+        "cluster": CLUSTER,
+        "num_layers": 3,
+        "num_microbatches": (4,),
+        "remats": ("none",),
+        "schedules": (ONE_F_ONE_B, EAGER),
+    }
     request = PipelineRequest(**{**given, "pins": pins, **changes})
     return plan_pipeline(step, (state, batch), {}, SIGNATURE, request, report).plan
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.cost_table.layer_records import LayerRecords
-from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
+from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import NamedLayers
 from meshwise.inter.search.least_memory import LeastMemory, least_memory, too_little_memory
 from meshwise.inter.search.microbatch_counts import microbatch_counts
@@ -22,7 +22,8 @@ from meshwise.inter.search.pin_conflicts import (
 from meshwise.inter.search.remedies import least_memory_counts, remedies
 from meshwise.inter.search.search import FoundPipeline, search
 from meshwise.inter.search.search_space import DEAREST, SearchOptions
-from meshwise.planner.pinned_layers import PinnedCosts, PinnedSource
+from meshwise.planner.pinned_layers import PinnedCosts
+from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
 from meshwise.trace.layers.layering import Layering
 
@@ -40,10 +41,8 @@ class PipelineSearch:
         options: What is searched, pins apart.
         report: Is told of progress.
         pins: What is fixed; if any, also the numbers of stages and of micro-batches.
-        times: Tells how long planned layers take; None: the model does.
-        costs: Plans of these layers from other searches, to be added to; None for none, and with
-            pins.
-        records: What was found out about layers before; None: nothing.
+        plans: Those of other searches, to be added to.
+        cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long.
     """
 
@@ -52,9 +51,8 @@ class PipelineSearch:
     options: SearchOptions
     report: Callable[[str], object]
     pins: Sequence[PipelinePin]
-    times: LayerTimes | None
-    costs: VariantCosts | None
-    records: LayerRecords | None = None
+    plans: SharedPlans
+    cutoff_s: float = math.inf
     seeks_remedies: bool = True
 
 
@@ -89,8 +87,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
         raise PlanError(_contradiction(conflict, cluster, count))
     wanted = with_pins(options, pins)
     assert wanted is not None
-    assert asked.costs is None
-    source, costs = _source(asked, pins)
+    source, costs = asked.plans.of(layouts_of(pins))
     try:
         found, costs = _search(source, cluster, wanted, asked.report, costs)
     except InfeasibleError as error:
@@ -107,7 +104,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
 def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
     """Find the fastest pipeline without pins; where nothing fits, name what would help."""
     layers, cluster, options = asked.layers, asked.cluster, asked.options
-    costs = asked.costs or VariantCosts(layers, options.intra, asked.times, asked.records)
+    _, costs = asked.plans.of({})
     check_stages(cluster, options, len(layers.classes))
     try:
         found, _ = _search(layers, cluster, options, asked.report, costs)
@@ -159,14 +156,6 @@ def _least_held(options: SearchOptions) -> SearchOptions:
     return replace(options, prices=(*options.prices, DEAREST))
 
 
-def _source(asked: PipelineSearch, pins: Sequence[PipelinePin]) -> tuple[NamedLayers, VariantCosts]:
-    layers, options, layouts = asked.layers, asked.options, layouts_of(pins)
-    if not layouts:
-        return layers, VariantCosts(layers, options.intra, asked.times, asked.records)
-    source = PinnedSource(layers, layouts)
-    return source, PinnedCosts(source, options.intra, layouts, asked.times, asked.records)
-
-
 def _conflict(
     asked: PipelineSearch,
     options: SearchOptions,
@@ -174,18 +163,17 @@ def _conflict(
     costs: VariantCosts,
 ) -> tuple[PipelinePin, ...]:
     """Return a smallest set of pins without a plan; fewer pins of layouts are planned anew."""
-    cluster, by_model = asked.cluster, replace(asked, times=None)
-    planned = {frozenset(layouts_of(pins)): costs}
+    cluster, by_model = asked.cluster, SharedPlans(asked.layers, options.intra)
+    own = layouts_of(pins)
 
     def is_feasible(some: Sequence[PipelinePin]) -> bool:
         wanted = with_pins(options, some)
         if wanted is None:
             return False
-        names = frozenset(layouts_of(some))
-        if names not in planned:
-            _, planned[names] = _source(by_model, some)
+        fewer = layouts_of(some)
         counts = least_memory_counts(wanted, cluster.num_devices)
-        return fits(cluster, wanted, planned[names], counts)
+        plans = costs if fewer.keys() == own.keys() else by_model.of(fewer)[1]
+        return fits(cluster, wanted, plans, counts)
 
     return smallest_conflict(pins, is_feasible)
 

@@ -18,13 +18,16 @@ from meshwise.inter.search.replanning import replanned
 from meshwise.inter.search.search import FoundPipeline, stage_decisions
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
+from meshwise.inter.stages.objective import busy_s
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.pinned_search import PipelineSearch, pinned_search
+from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pipeline_pins import PipelinePin
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import searched_together
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
@@ -35,6 +38,8 @@ from meshwise.units import bytes_text
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 # The largest number of times that stages are planned again, with more memory left free each time.
 _MOST_REPLANNED = 3
+# Step times that differ by less are equal but for rounding.
+_SAME = 1e-9
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
 
@@ -95,33 +100,52 @@ def planned_layers(
         options=options,
         report=report,
         pins=pins,
-        times=times,
-        costs=None if pins else VariantCosts(layers, options.intra, times, records),
-        records=records,
+        plans=SharedPlans(layers, options.intra, times, records),
     )
     if len(groups) == 1 or any(pin.schedule for pin in pins):
-        return _with_room(asked)
-    planned: list[PlannedPipeline] = []
-    failed: list[MeshwiseError] = []
+        return _one(_with_room(asked))
+    best: PlannedPipeline | None = None
+    # By whether each mesh has one stage.
+    failed: dict[bool, MeshwiseError] = {}
+    least_fails = False
     for group in groups:
         names = ", ".join(schedule.choice for schedule in group)
+        is_plain = group[0].chunks == 1
+        if is_plain and least_fails:
+            report(f"schedules {names}: passed over, they hold no less than 1f1b")
+            continue
         report(f"schedules {names}")
-        some = replace(asked, options=replace(options, schedules=group))
+        # Of equals the first is taken.
+        cutoff_s = math.inf if best is None else best.plan.simulated_s * (1 - _SAME)
+        some = replace(
+            asked,
+            options=replace(options, schedules=group),
+            cutoff_s=cutoff_s,
+            seeks_remedies=best is None and is_plain not in failed,
+        )
         try:
-            is_first = not any(isinstance(error, InfeasibleError) for error in failed)
-            planned.append(_with_room(replace(some, seeks_remedies=is_first and not planned)))
+            found = _with_room(some)
         except (InfeasibleError, PlanError) as error:
             report(f"schedules {names}: {error}")
-            failed.append(error)
-    if not planned:
-        raise next((e for e in failed if isinstance(e, InfeasibleError)), failed[0])
-    best = min(planned, key=lambda p: p.plan.simulated_s)
+            failed.setdefault(is_plain, error)
+            least_fails |= ONE_F_ONE_B in group and isinstance(error, InfeasibleError)
+            continue
+        if found is not None and found.plan.simulated_s < cutoff_s:
+            best = found
+    if best is None:
+        raise failed.get(True) or failed[False]
     every = ", ".join(schedule.choice for schedule in options.schedules)
     space = f"{best.plan.space}; the fastest by simulation of searches for {every}"
     return replace(best, plan=replace(best.plan, space=space))
 
 
-def _with_room(asked: PipelineSearch) -> PlannedPipeline:
+def _one(found: PlannedPipeline | None) -> PlannedPipeline:
+    """Return what was found where nothing was to be beaten."""
+    assert found is not None
+    return found
+
+
+def _with_room(asked: PipelineSearch) -> PlannedPipeline | None:
     """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
 
     What the search does not count needs room too.  So the memory in the error is one with which a
@@ -180,9 +204,8 @@ def _with_more_memory(
         asked: What is searched.
         num_bytes: Memory of a device with which a search finds something, if it is known.
     """
-    options, costs = asked.options, asked.costs
-    if num_bytes is None:
-        assert costs is not None  # there are no pins
+    options, (_, costs) = asked.options, asked.plans.of({})
+    if num_bytes is None:  # there are no pins
         counts = least_memory_counts(options, asked.cluster.num_devices)
         least = least_memory(asked.cluster, options, costs, counts, asked.report)
         if least is None:
@@ -193,14 +216,14 @@ def _with_more_memory(
         asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
         more = replace(asked, options=replace(options, memory_bytes=num_bytes))
         try:
-            return num_bytes, _with_some_room(more)
+            return num_bytes, _one(_with_some_room(more))
         except (InfeasibleError, PlanError) as error:
             missing = error.missing_share if isinstance(error, UnsearchedMemoryError) else 0.0
             num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
     return None
 
 
-def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
+def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
     """`_planned_together` with room for what the search does not count.
 
     These are gradients of weights that wait, values of other layers that change their layout, and
@@ -231,11 +254,17 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline:
         asked = replace(asked, options=options, seeks_remedies=False)
 
 
-def _planned_together(asked: PipelineSearch) -> PlannedPipeline:
-    """`planned_layers` for schedules that one search chooses from, with costs of other searches."""
+def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
+    """`planned_layers` for schedules that one search chooses from, with costs of other searches.
+
+    Returns:
+        None if no schedule makes a step of what was found that takes less than the cutoff.
+    """
     if asked.options.schedules[0].chunks > 1:
         return _interleaved(asked)
     source, found, costs = pinned_search(asked)
+    if busy_s(found.problem, found.plan.stages) >= asked.cutoff_s:
+        return None
     found = _with_space(asked, found)
     # Where there is no room for what was found, stages need not be planned again.
     planned = _planned(asked, source, found, costs)
@@ -260,7 +289,7 @@ def _with_space(asked: PipelineSearch, found: FoundPipeline) -> FoundPipeline:
         space = f"{space}; pins {', '.join(pin.text for pin in asked.pins)}"
     if share := asked.options.reserved_share:
         space = f"{space}; {share:.1%} of the memory left free for what it does not count"
-    if asked.times is not None:
+    if asked.plans.times is not None:
         space = f"{space}; layers that were planned are measured, others bounded by the model"
     whole = None if found.whole is None else _with_space(asked, found.whole)
     return replace(found, plan=replace(found.plan, space=space), whole=whole)
@@ -287,13 +316,16 @@ def _planned(
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 
 
-def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
-    """Return the fastest by simulation of interleaved pipelines.
+def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
+    """Return the fastest by simulation of pipelines with several stages a mesh.
+
+    Returns:
+        None if all promise no less than the cutoff.
 
     Raises:
         PlanError: pins or measured layers are asked for too.
     """
-    if asked.pins or asked.times is not None:
+    if asked.pins or asked.plans.times is not None:
         texts = ", ".join(pin.text for pin in asked.pins)
         what = f"pins ({texts})" if asked.pins else "measured layers"
         raise PlanError(
@@ -301,12 +333,21 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
             "leave one of them out"
         )
     options = asked.options
-    costs = asked.costs or VariantCosts(asked.layers, options.intra, records=asked.records)
-    planned: list[PlannedPipeline] = []
+    _, costs = asked.plans.of({})
+    best: PlannedPipeline | None = None
     failed: list[UnsearchedMemoryError] = []
+    cutoff_s = asked.cutoff_s
     for found in interleaved_pipelines(
-        asked.cluster, options, options.schedules[0], costs, asked.report
+        asked.cluster,
+        options,
+        options.schedules[0],
+        costs,
+        asked.report,
+        cutoff_s=cutoff_s,
+        seeks_remedies=asked.seeks_remedies,
     ):
+        if found.plan.total_s >= cutoff_s:
+            break
         try:
             made = _planned(asked, asked.layers, found, costs)
         except UnsearchedMemoryError as error:
@@ -314,8 +355,9 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline:
             continue
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
-        plan = replace(made.plan, step_time_s=seconds, gap=0.0)
-        planned.append(replace(made, plan=plan))
-    if not planned:
+        if seconds < cutoff_s:
+            cutoff_s = seconds
+            best = replace(made, plan=replace(made.plan, step_time_s=seconds, gap=0.0))
+    if best is None and failed:
         raise failed[0]
-    return min(planned, key=lambda p: p.plan.simulated_s)
+    return best

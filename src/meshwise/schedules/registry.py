@@ -35,8 +35,11 @@ _ROWS: tuple[PipelineSchedule, ...] = (
 
 SCHEDULES: Mapping[str, PipelineSchedule] = MappingProxyType({row.choice: row for row in _ROWS})
 
-# What a search tries unless it is told otherwise.
-SEARCHED: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B, EAGER)
+# What is searched unless it is told otherwise: all that train, but for GPipe, which is never faster
+# than eager 1F1B and holds more.
+SEARCHED: tuple[PipelineSchedule, ...] = tuple(
+    row for row in _ROWS if not row.forward_only and row is not GPIPE
+)
 
 # In place of a name: all of them, planned in turns, the fastest by simulation.
 ALL = "all"
@@ -72,16 +75,17 @@ def named(name: str) -> tuple[PipelineSchedule, ...]:
 
 
 def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[PipelineSchedule, ...]]:
-    """Return schedules in groups that one search can choose from, in their order.
+    """Return schedules in groups that one search can choose from.
 
     The search knows nothing of gradients of weights apart, which take time and memory of their own,
-    nor of several stages on a mesh: such schedules stand alone.
+    nor of several stages on a mesh: such schedules stand alone, those of several stages last.
 
     Args:
         schedules: The schedules to choose from.
     """
     apart = [s for s in schedules if s.chunks > 1 or s.splits_backward]
     together = tuple(s for s in schedules if s not in apart)
+    apart.sort(key=lambda s: s.chunks)
     return [*([together] if together else []), *((s,) for s in apart)]
 
 

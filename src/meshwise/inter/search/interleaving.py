@@ -21,12 +21,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant import Variant
-from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
 from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.search.best_cuts import best_cuts, least_cost
@@ -45,6 +46,8 @@ from meshwise.units import bytes_text
 
 # How often more memory is tried to say how much suffices.
 _ROUNDS = 4
+# So many times the slowest stage's bound is far above it.
+_FAR = 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ class _Interleaved:
         num_meshes: n.
         count: B.
         way: How layers are planned.
+        runs: What they cost.
         cuts: First and last layer of each stage.
         time: Of a step by the closed form.
         peak_bytes: Of the fullest mesh, one device.
@@ -65,6 +69,7 @@ class _Interleaved:
     num_meshes: int
     count: int
     way: Variant
+    runs: RunCosts
     cuts: Ranges
     time: StepTime
     peak_bytes: float
@@ -77,8 +82,10 @@ def interleaved_pipelines(
     costs: VariantCosts,
     report: Callable[[str], object] = lambda _: None,
     most: int = 4,
+    cutoff_s: float = math.inf,
+    seeks_remedies: bool = True,
 ) -> list[FoundPipeline]:
-    """The pipelines that promise most, the best first.
+    """The pipelines that promise most, the best first; none if all are bounded above the cutoff.
 
     Args:
         cluster: Where they run; of equal hosts.
@@ -87,6 +94,8 @@ def interleaved_pipelines(
         costs: Plans layers.
         report: Is told of progress.
         most: So many at most.
+        cutoff_s: Seconds of a step; what promises no less is not planned.
+        seeks_remedies: Whether to say how much memory would suffice, which takes long.
 
     Raises:
         PlanError: the cluster's hosts differ, or no number of stages and micro-batches that is
@@ -98,10 +107,14 @@ def interleaved_pipelines(
             f"schedule {schedule.name} needs equal hosts; those of {cluster.name} differ; choose "
             "another schedule"
         )
-    ranked, fitting, found = _most_promising(cluster, options, schedule, costs, report, most)
-    if not fitting:
+    ranked, fitting, found = _most_promising(
+        cluster, options, schedule, costs, report, most, cutoff_s
+    )
+    if not fitting and math.isinf(cutoff_s):
         raise (
-            _what_is_missing(cluster, options, schedule, costs, found)
+            _what_is_missing(
+                cluster, options, schedule, costs, found, _ROUNDS if seeks_remedies else 0
+            )
             if found
             else InfeasibleError("no interleaved pipeline: some layer has no plan on these meshes")
         )
@@ -110,7 +123,7 @@ def interleaved_pipelines(
         f"of several equal meshes, all planned in one way, layers cut for the least slowest stage; "
         f"schedule {schedule.name}"
     )
-    return [_found(f, options, schedule, costs, space, fitting) for f in ranked]
+    return [_found(f, options, schedule, space, fitting) for f in ranked]
 
 
 class _Shape(NamedTuple):
@@ -154,23 +167,25 @@ def _most_promising(
     costs: VariantCosts,
     report: Callable[[str], object],
     most: int,
+    cutoff_s: float = math.inf,
 ) -> tuple[list[_Interleaved], list[_Interleaved], list[_Interleaved]]:
     """What fits and takes least by the closed form, the fastest first; what fits; what was planned.
 
     The least bound is looked at more closely, until it is the time of a plan.
     """
     shapes = _shapes(cluster, options, schedule, len(costs.source.classes))
-    serving = {count: bounds_of(count, sorted({c for _, _, c in shapes})) for _, _, count in shapes}
+    counts = sorted({count for _, _, count in shapes})
     numbers = itertools.count()
     waiting: list[_Waiting] = []
 
     def bounded(shape: _Shape, ways: tuple[Variant, ...], rough: bool) -> None:
-        _, num_meshes, count = shape
-        of, remat = (serving[count], "none") if rough else (count, ways[0].remat)
-        bounds = costs.bounds(ways[0].mesh, remat, of)
+        count = shape.num_microbatches
+        mesh, remat = ways[0].mesh, "none" if rough else ways[0].remat
+        of = _rough_count(mesh, count, counts, costs) if rough else count
+        bounds = costs.bounds(mesh, remat, of)
         if bounds is None:
             return
-        bound_s = _bound_s(bounds, num_meshes, count, schedule)
+        bound_s = _bound_s(bounds, shape, schedule, costs.source)
         heapq.heappush(waiting, _Waiting(bound_s, next(numbers), shape, ways, rough))
 
     for shape in shapes:
@@ -182,35 +197,76 @@ def _most_promising(
             bounded(shape, tuple(ways), rough="none" in options.remats)
     ranked: list[_Interleaved] = []
     found: list[_Interleaved] = []
-    while waiting and len(ranked) < most:
+    # Of which nothing fits, larger micro-batches do not either.
+    too_few: dict[object, int] = {}
+    while waiting and len(ranked) < most and waiting[0].bound_s < cutoff_s:
         best = heapq.heappop(waiting)
         kind, num_meshes, count = best.shape
         if best.made is not None:
             ranked.append(best.made)
-        elif best.is_rough:
+            continue
+        way = best.ways[0].mesh, best.ways[0].remat
+        if count < too_few.get(way, 0):
+            continue
+        if best.is_rough:
             bounded(best.shape, best.ways, rough=False)
-        else:
-            report(f"B={count}: {num_meshes * schedule.chunks} stages on {num_meshes} meshes")
-            for way in best.ways:
-                runs = costs.runs(way, count)
-                made = runs and _interleaved(best.shape, way, runs, schedule, costs)
-                if made is None:
-                    continue
-                found.append(made)
-                if made.peak_bytes <= _memory_bytes(kind, options):
-                    heapq.heappush(
-                        waiting,
-                        best._replace(bound_s=made.time.total_s, number=next(numbers), made=made),
-                    )
+            continue
+        report(f"B={count}: {num_meshes * schedule.chunks} stages on {num_meshes} meshes")
+        planned = _planned(best, options, schedule, costs)
+        found += planned
+        if planned and planned[-1].peak_bytes <= _memory_bytes(kind, options):
+            made = planned[-1]
+            bound_s, number = made.time.total_s, next(numbers)
+            heapq.heappush(waiting, best._replace(bound_s=bound_s, number=number, made=made))
+        elif planned:
+            too_few[way] = count
     fitting = [f for f in found if f.peak_bytes <= _memory_bytes(f.kind, options)]
     return ranked, fitting, found
 
 
-def _bound_s(bounds: RunBounds, num_meshes: int, count: int, schedule: PipelineSchedule) -> float:
+def _planned(
+    asked: _Waiting, options: SearchOptions, schedule: PipelineSchedule, costs: VariantCosts
+) -> list[_Interleaved]:
+    """What was planned at one price of memory after the other, until something fits, the last.
+
+    At a higher price it takes no less time.
+    """
+    found: list[_Interleaved] = []
+    for way in asked.ways:
+        made = _interleaved(asked.shape, way, schedule, costs)
+        if made is not None:
+            found.append(made)
+            if made.peak_bytes <= _memory_bytes(asked.shape.kind, options):
+                break
+    return found
+
+
+def _rough_count(mesh: LogicalMesh, count: int, counts: Sequence[int], costs: VariantCosts) -> int:
+    """Return a number of micro-batches whose bounds serve this one: where they are known already.
+
+    Args:
+        mesh: Of a stage.
+        count: B.
+        counts: All that are tried.
+        costs: Plans of layers.
+    """
+    divisors = (c for c in range(count, 0, -1) if count % c == 0)
+    known = (c for c in divisors if costs.has_bounds(mesh, "none", c))
+    return next(known, bounds_of(count, counts))
+
+
+def _bound_s(
+    bounds: RunBounds, shape: _Shape, schedule: PipelineSchedule, source: LayerSource
+) -> float:
     """Seconds that no pipeline takes less than by the closed form, however the layers are cut."""
+    kind, num_meshes, count = shape
     stages, share = num_meshes * schedule.chunks, _fill_share(schedule)
     slowest, _ = least_cost(bounds.loop_s, stages, np.maximum)
     busy, _ = least_cost(bounds.loop_s, stages, np.add)
+    least = min(map(source.crossing_bytes, range(len(source.classes) - 1)))
+    meshes = schedule.mesh_of_stage(stages, num_meshes)
+    num_sends = sum(a != b for a, b in itertools.pairwise(meshes))
+    busy += count * num_sends * _crossing_s(kind, least / count)
     steady = count - share
     return (busy * share + steady * max(busy / num_meshes, slowest)) / count
 
@@ -255,17 +311,17 @@ def _asked(options: SearchOptions) -> str:
 def _interleaved(
     shape: _Shape,
     way: Variant,
-    runs: RunCosts,
     schedule: PipelineSchedule,
     costs: VariantCosts,
 ) -> _Interleaved | None:
     """The best cut into stages; None if some layer has no plan."""
     kind, num_meshes, count = shape
     num_stages = num_meshes * schedule.chunks
-    busy = runs.loop_s / count + runs.gather_s
-    cuts = best_cuts(busy, num_stages)
-    if cuts is None:
+    found = _best_cuts(way, count, num_stages, costs)
+    if found is None:
         return None
+    cuts, runs = found
+    busy = runs.loop_s / count + runs.gather_s
     mesh_of = schedule.mesh_of_stage(num_stages, num_meshes)
     sent = _transfer_s(kind, cuts, mesh_of, count, costs)
     load = [0.0] * num_meshes
@@ -299,21 +355,51 @@ def _interleaved(
         num_meshes=num_meshes,
         count=count,
         way=way,
+        runs=runs,
         cuts=cuts,
         time=time,
         peak_bytes=max(peaks),
     )
 
 
+def _best_cuts(
+    way: Variant, count: int, num_stages: int, costs: VariantCosts
+) -> tuple[Ranges, RunCosts] | None:
+    """The best cut into stages, and the costs of those that may be among them; None without a plan.
+
+    Runs whose bounds are far above the slowest stage's are looked at only if it takes so much.
+    """
+    bounds = costs.bounds(way.mesh, way.remat, count)
+    if bounds is None:
+        return None
+    slowest, _ = least_cost(bounds.loop_s, num_stages, np.maximum)
+    for wanted in (bounds.loop_s <= _FAR * slowest, None):
+        runs = costs.runs(way, count, wanted)
+        if runs is None:
+            return None
+        busy = runs.loop_s / count + runs.gather_s
+        cuts = best_cuts(busy, num_stages)
+        if cuts is not None and max(busy[at] for at in cuts) * count <= _FAR * slowest:
+            return cuts, runs
+        if wanted is None:
+            return None if cuts is None else (cuts, runs)
+    return None
+
+
 def _transfer_s(
     kind: SubmeshKind, cuts: Ranges, mesh_of: Sequence[int], count: int, costs: VariantCosts
 ) -> list[float]:
     """Seconds in which each stage sends one micro-batch on, and what comes back for it."""
-    rate, latency_s = bytes_per_s(kind, kind)
     return [
-        2 * (costs.source.crossing_bytes(last) / count / rate + latency_s) if here != there else 0.0
+        _crossing_s(kind, costs.source.crossing_bytes(last) / count) if here != there else 0.0
         for (_, last), (here, there) in zip(cuts, itertools.pairwise(mesh_of), strict=False)
     ] + [0.0]
+
+
+def _crossing_s(kind: SubmeshKind, num_bytes: float) -> float:
+    """Seconds in which a micro-batch passes to the next mesh, and what comes back for it."""
+    rate, latency_s = bytes_per_s(kind, kind)
+    return 2 * (num_bytes / rate + latency_s)
 
 
 def _memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
@@ -333,6 +419,7 @@ def _what_is_missing(
     schedule: PipelineSchedule,
     costs: VariantCosts,
     found: Sequence[_Interleaved],
+    rounds: int,
 ) -> InfeasibleError:
     """What there is, and with how much memory there is a pipeline: it was searched with so much."""
     least = min(found, key=lambda f: f.peak_bytes)
@@ -342,7 +429,7 @@ def _what_is_missing(
         f"needs {bytes_text(least.peak_bytes)} a device of "
         f"{bytes_text(_memory_bytes(least.kind, options))}"
     )
-    for _ in range(_ROUNDS):
+    for _ in range(rounds):
         num_bytes = math.ceil(least.peak_bytes)
         more = replace(options, memory_bytes=num_bytes)
         _, fitting, found = _most_promising(cluster, more, schedule, costs, lambda _: None, 1)
@@ -362,14 +449,11 @@ def _found(
     chosen: _Interleaved,
     options: SearchOptions,
     schedule: PipelineSchedule,
-    costs: VariantCosts,
     space: str,
     fitting: Sequence[_Interleaved],
 ) -> FoundPipeline:
     """The pipeline as a search gives it."""
-    runs = costs.runs(chosen.way, chosen.count)
-    assert runs is not None
-    kind = chosen.kind
+    runs, kind = chosen.runs, chosen.kind
     submesh = StageSubmesh(
         num_hosts=kind.num_hosts,
         devices_per_host=kind.devices_per_host,

@@ -20,8 +20,9 @@ from meshwise.intra.options import IntraOptions
 from meshwise.kernels.arrays import Floats
 from meshwise.plan.stage import Remat
 from meshwise.resharding.cross_mesh.strategies import BROADCAST
+from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
-from meshwise.schedules.registry import SEARCHED
 
 # Prices of the whole memory of a device, in steps: what a plan may cost more to hold less.
 PRICES = (1e-3, 0.3)
@@ -65,7 +66,7 @@ class SearchOptions:
     batch_size: int
     step_flop: float
     num_microbatches: tuple[int, ...] | None = None
-    schedules: tuple[PipelineSchedule, ...] = SEARCHED
+    schedules: tuple[PipelineSchedule, ...] = (ONE_F_ONE_B, EAGER)
     transfers: str = BROADCAST
     remats: tuple[Remat, ...] = ("none", "full")
     prices: tuple[float, ...] = PRICES

@@ -89,6 +89,21 @@ def step_time(problem: StageProblem, stages: Sequence[StageSpan]) -> StepTime:
     return StepTime(fill_s=fill, transfer_s=transfer, steady_s=max(loads), once_s=once)
 
 
+def busy_s(problem: StageProblem, stages: Sequence[StageSpan]) -> float:
+    """Return the seconds for which the busiest stage computes in a step: no schedule takes less.
+
+    Args:
+        problem: What the stages are chosen from.
+        stages: All stages, in order.
+    """
+    costs, found = problem.costs, list[float]()
+    for place in (stage.place for stage in stages):
+        gather_s = 0.0 if costs.gather_s is None else float(costs.gather_s[place])
+        loop_s = problem.num_microbatches * (float(costs.microbatch_s[place]) + gather_s)
+        found.append(loop_s + float(costs.once_s[place]))
+    return max(found)
+
+
 def _transfer_s(problem: StageProblem, stages: Sequence[StageSpan], index: int) -> float:
     """Over the boundary after a stage; none is before the first and after the last."""
     if problem.transfer_s is None or index < 0 or index == len(stages) - 1:
