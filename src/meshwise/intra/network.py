@@ -26,6 +26,7 @@ from meshwise.intra.options import AllowedChoices, IntraOptions
 from meshwise.intra.regions import END, Region, regions
 from meshwise.intra.shapes import Table
 from meshwise.intra.tables import Evaluator
+from meshwise.memory.scratch import scratch_bytes
 
 # A tensor of a region: (region, tensor id).
 Place = tuple[int, int]
@@ -94,6 +95,15 @@ class LayoutNetwork:
     copies: dict[tuple[int, int, int], int]
     boundaries: dict[tuple[int, int, int], int]
     results: dict[int, int]
+
+    def scratch_bytes(self, region: Region, number: int) -> NDArray[np.float64]:
+        """Bytes that the only operator of a block holds for itself, by choice of its node."""
+        (i,) = region.blocks.blocks[number].members
+        table = self.nodes[self.block_nodes[region.index, number]].table
+        assert table is not None
+        op, tensors = region.graph.operators[i], region.graph.tensors
+        found = [scratch_bytes(op, way, self.mesh.sizes, tensors) for (way,) in table.strategies]
+        return np.array(found, dtype=np.float64)
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import jax
@@ -126,6 +127,7 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
         num_bytes = state_bytes(call.args, call.signature)
         check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
 
+    @cache
     def opened() -> OpenStep:
         return open_step(call.fun, call.args, call.kwargs, call.signature)
 

@@ -61,6 +61,17 @@ def repeated_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> tup
     return _by_class(again, ties)
 
 
+def scratch_by_choice(network: LayoutNetwork, ties: Ties) -> tuple[Floats, ...]:
+    """Bytes that operators hold for themselves while they run, by choice; not all at once."""
+    made = _nothing(network)
+    for region in network.regions:
+        for number, block in enumerate(region.blocks.blocks):
+            if any(region.graph.operators[i].scratch is not None for i in block.members):
+                node = network.block_nodes[region.index, number]
+                made[node] += network.scratch_bytes(region, number)
+    return _by_class(made, ties)
+
+
 def held_bytes(piece: PieceGraph, network: LayoutNetwork, ties: Ties) -> HeldBytes:
     """Bytes of one device for each choice of each class of nodes."""
     resident, microbatch = _of_inputs(piece, network)

@@ -23,6 +23,7 @@ from meshwise.inter.layer_cost.choice_bytes import (
     held_bytes,
     repeated_bytes,
     resident_bytes,
+    scratch_by_choice,
 )
 from meshwise.inter.layer_cost.footprint import Footprint, footprint
 from meshwise.inter.layer_cost.layer_record import Choice, LayerBounds, LayerRecord, PlanFacts
@@ -155,6 +156,11 @@ class LayerNetwork:
     def held(self) -> HeldBytes:
         """Bytes by choice: dear, and only prices of memory ask for it."""
         return held_bytes(self.piece, self.network, self.ties)
+
+    @cached_property
+    def scratch(self) -> tuple[Floats, ...]:
+        """Bytes by choice that operators hold while they run: prices of memory ask for it too."""
+        return scratch_by_choice(self.network, self.ties)
 
 
 def layer_network(

@@ -334,7 +334,7 @@ def _priced(layer: LayerNetwork, price: BytePrice) -> Problem:
         return layer.problem
     rate, held, sums = price.seconds_per_byte, layer.held, Sums()
     for u, cost in enumerate(layer.problem.costs):
-        num_bytes = held.resident[u] + price.in_flight * held.microbatch[u]
+        num_bytes = held.resident[u] + price.in_flight * held.microbatch[u] + layer.scratch[u]
         sums.add(u, cost + rate * num_bytes)
     for pair in layer.problem.pairs:
         sums.add_pair(pair.u, pair.v, pair.cost)

@@ -23,7 +23,6 @@ from meshwise.intra.regions import END, OWN_GROUP, Region
 from meshwise.intra.shapes import local_bytes
 from meshwise.memory.liveness import Liveness, liveness
 from meshwise.memory.peak import Buffer
-from meshwise.memory.scratch import scratch_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,13 +213,7 @@ class MemoryRows:
             if block.kind in (CLUSTER, BODIES) or op.scratch is None:
                 continue
             node = self.network.block_nodes[region.index, number]
-            table = self.network.nodes[node].table
-            assert table is not None
-            weights = [
-                scratch_bytes(op, strategy, self.sizes, region.graph.tensors)
-                for (strategy,) in table.strategies
-            ]
-            held = np.array(weights, dtype=np.float64)
+            held = self.network.scratch_bytes(region, number)
             root = self.live[region.index].root[op.outputs[0]]
             self._add(region.index, _Term(i, i, node, -1, held, root, is_copy=True))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,10 @@ from meshwise.jax_compat import (
     REMAT_NAMES,
     ClosedJaxpr,
     Eqn,
+    FlatJaxpr,
     Literal,
     bind_equation,
+    bodies,
     closed_jaxpr,
     scan_counts,
     source_scope,
@@ -24,6 +26,8 @@ from meshwise.trace.loss import bind_loss
 from meshwise.trace.step import OpenStep
 
 _LOSS = "loss_and_grad"
+# What attention is made of.
+_NEEDED = {"dot_general", "exp", "reduce_max", "reduce_sum"}
 
 
 def with_attention(opened: OpenStep) -> OpenStep | None:
@@ -38,8 +42,18 @@ def with_attention(opened: OpenStep) -> OpenStep | None:
     Returns:
         The step; None if no attention is found.
     """
+    if not set(_names(opened.closed.jaxpr)) >= _NEEDED:
+        return None
     found = _replaced(opened.closed, [False] * len(opened.closed.in_avals))
     return None if found is None else replace(opened, closed=found)
+
+
+def _names(jaxpr: FlatJaxpr) -> Iterator[str]:
+    """Yield the names of all primitives of a jaxpr and of the bodies in it."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for body in bodies(eqn.params):
+            yield from _names(body)
 
 
 def _replaced(closed: ClosedJaxpr, varied: Sequence[bool]) -> ClosedJaxpr | None:
