@@ -40,6 +40,11 @@ class LayerRecords:
         self._known: dict[str, _Kept] = {}
         self._pieces: dict[Same, str] = {}
 
+    @property
+    def has_files(self) -> bool:
+        """Whether records are kept from one process to the next."""
+        return self._files is not None
+
     def of(self, piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -> LayerRecord:
         """Return the record of a layer on a mesh, to be added to.
 

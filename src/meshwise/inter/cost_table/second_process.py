@@ -213,9 +213,10 @@ class SecondProcess:
         assert self._child is not None
         classes = set(self._costs.source.classes)
         found = {c: self._costs.layer_bounds(c, *key) for c in sorted(classes - self._theirs)}
-        theirs: list[LayerBounds | None] = self._child.receive()
-        found.update(zip(sorted(self._theirs), theirs, strict=True))
-        self._costs.keep_bounds(key, found)
+        received: list[LayerBounds | None] = self._child.receive()
+        theirs = dict(zip(sorted(self._theirs), received, strict=True))
+        self._costs.record_bounds(key, theirs)
+        self._costs.keep_bounds(key, found | theirs)
 
 
 def _num_operators(graph: Graph) -> int:

@@ -356,11 +356,25 @@ class VariantCosts:
         Args:
             key: What they are for.
         """
+        if not self.records.has_files:
+            return False
         layers = [self._layer(c, *key) for c in dict.fromkeys(self.source.classes)]
         return all(
             layer is None or layer[2].is_possible is False or layer[2].bounds is not None
             for layer in layers
         )
+
+    def record_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
+        """Put bounds that were computed elsewhere into the records of layers.
+
+        Args:
+            key: What they are for.
+            found: Bounds of classes of layers; None for one that has no plan.
+        """
+        for c, bounds in found.items():
+            if (layer := self._layer(c, *key)) is not None:
+                record = layer[2]
+                record.is_possible, record.bounds = bounds is not None, bounds
 
     def keep_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
         """Remember bounds.
@@ -369,10 +383,6 @@ class VariantCosts:
             key: What they are for.
             found: Bounds of each class of layers; None for one that has no plan.
         """
-        for c, bounds in found.items():
-            if (layer := self._layer(c, *key)) is not None:
-                record = layer[2]
-                record.is_possible, record.bounds = bounds is not None, bounds
         self._bounds[key] = bounds_of_runs([found[c] for c in self.source.classes])
 
     def layer_bounds(
