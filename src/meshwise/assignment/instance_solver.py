@@ -280,6 +280,10 @@ def _ascend(
         if ascent.cost < known:
             known = ascent.cost
             shared.offer(expanded(chain, ascent.choice))
+        if ascent.recent_cost < shared.suggested[0]:
+            suggested = expanded(chain, ascent.recent_choice)
+            with shared.lock:
+                shared.suggested = ascent.recent_cost, suggested
         if primal is not None:
             primal.turn()
         ascent.cost = min(ascent.cost, shared.cost)

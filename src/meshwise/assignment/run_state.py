@@ -77,6 +77,7 @@ class Shared:
         bound: Bound of the messages, for the search.
         proven: Bound in exact arithmetic.
         prices: Prices of memory at the best bound.
+        suggested: Cost and choice of the cheapest that the prices led to since one was taken.
         num_nodes: Nodes that are left to decide.
         known: A choice of the problem itself, from the exact engine.
         entries: Entries of matrices that a counted run may still look at; infinite for others.
@@ -99,6 +100,7 @@ class Shared:
     bound: float = 0.0
     proven: int = 0
     prices: NDArray[np.float64] | None = None
+    suggested: tuple[float, NDArray[np.int64] | None] = (math.inf, None)
     num_nodes: int = 0
     known: tuple[int, ...] | None = None
     entries: float = math.inf
@@ -125,6 +127,12 @@ class Shared:
             if cost < self.cost and (not len(room) or room.min() >= 0):
                 self.cost, self.choice = cost, choice.copy()
                 self.news.set()
+
+    def take_suggested(self) -> NDArray[np.int64] | None:
+        """Return the cheapest choice that the prices led to since the last call; None for none."""
+        with self.lock:
+            (_, choice), self.suggested = self.suggested, (math.inf, None)
+        return choice
 
     def finish(self) -> None:
         """Tell all threads to end."""

@@ -122,6 +122,7 @@ class AscentState(NamedTuple):
         average: Average of the gradients.
         best_prices: Prices of the best bound.
         best_choice: Best choice found.
+        recent_choice: Best choice found in these rounds.
         numbers: The numbers of `Ascent`.
     """
 
@@ -129,18 +130,31 @@ class AscentState(NamedTuple):
     average: Floats
     best_prices: Floats
     best_choice: Ints
+    recent_choice: Ints
     numbers: Floats
+
+
+@part
+def _note(cost: float, choice: Ints, state: AscentState) -> None:
+    """Keep a choice if it is the best of these rounds, or of all."""
+    if cost < state.numbers[5]:
+        state.numbers[5] = cost
+        _copy(choice, state.recent_choice)
+    if cost < state.numbers[2]:
+        state.numbers[2] = cost
+        _copy(choice, state.best_choice)
 
 
 @kernel
 def _rounds(count: int, net: Network, held: Messages, state: AscentState) -> None:
     """Run `count` rounds."""
-    prices, average, best_prices, best_choice, numbers = state
-    trial = best_choice.copy()
+    prices, average, best_prices, _, _, numbers = state
+    trial = state.best_choice.copy()
+    numbers[5] = INF
     load = np.zeros(prices.size + 1)
     change = np.zeros(prices.size)
     for turn in range(count):
-        _, best, cost, _, before = numbers
+        _, best, cost, _, before, _ = numbers
         target = cost if cost < INF else 2 * abs(best) if best > -INF else INF
         gap = _at_least(target - best, _LEAST_GAP * abs(target)) if best > -INF else 0.0
         sweep(FORWARD, net, held)
@@ -159,9 +173,7 @@ def _rounds(count: int, net: Network, held: Messages, state: AscentState) -> Non
                 numbers[0] *= _SHRINK
             numbers[3], numbers[4] = 0, numbers[1]
         found = _try(net, held, turn % _TRY_EVERY > 0, trial)
-        if found < numbers[2]:
-            numbers[2] = found
-            _copy(trial, best_choice)
+        _note(found, trial, state)
         length = 0.0
         for row in range(prices.size):
             average[row] = _MEMORY * average[row] + (1 - _MEMORY) * (load[row] - net.capacity[row])
@@ -187,12 +199,14 @@ class Ascent:
         prices: Price of a byte in each row.
         best_prices: Prices of the best bound.
         choice: Best choice found.
+        recent_choice: Best choice found in the last run.
         bound: Best lower bound.
         cost: Cost of `choice`; infinite if none was found.
         step: Length of the next step, relative to the gap.
         average: Average of the gradients, in bytes for each row.
         window: Rounds since the steps were last looked at.
         before: Bound at that time.
+        recent_cost: Cost of `recent_choice`; infinite if none was found.
     """
 
     network: Network
@@ -200,12 +214,14 @@ class Ascent:
     prices: Floats
     best_prices: Floats
     choice: Ints
+    recent_choice: Ints
     bound: float = -np.inf
     cost: float = np.inf
     step: float = _FIRST_STEP
     average: Floats = field(default_factory=lambda: np.zeros(0))
     window: float = 0.0
     before: float = -np.inf
+    recent_cost: float = np.inf
 
     @classmethod
     def of(cls, network: Network, stop: Flag | None = None) -> Ascent:
@@ -222,15 +238,27 @@ class Ascent:
             prices=np.zeros(rows),
             best_prices=np.zeros(rows),
             choice=np.zeros(count, np.int64),
+            recent_choice=np.zeros(count, np.int64),
             average=np.zeros(rows),
         )
 
     def run(self, rounds: int) -> None:
         """Run so many rounds, fewer if the bound is met."""
-        numbers = np.array([self.step, self.bound, self.cost, self.window, self.before])
-        state = AscentState(self.prices, self.average, self.best_prices, self.choice, numbers)
+        numbers = np.array(
+            [self.step, self.bound, self.cost, self.window, self.before, self.recent_cost]
+        )
+        state = AscentState(
+            prices=self.prices,
+            average=self.average,
+            best_prices=self.best_prices,
+            best_choice=self.choice,
+            recent_choice=self.recent_choice,
+            numbers=numbers,
+        )
         _rounds(rounds, self.network, self.held, state)
-        self.step, self.bound, self.cost, self.window, self.before = numbers.tolist()
+        self.step, self.bound, self.cost, self.window, self.before, self.recent_cost = (
+            numbers.tolist()
+        )
 
     @property
     def entries_a_round(self) -> int:

@@ -12,19 +12,27 @@ from meshwise.assignment.bounds.messages import cost_of, room_left
 from meshwise.assignment.run_state import TRY_ENTRIES, Shared, Turn
 from meshwise.assignment.search.component import scratch_for
 from meshwise.assignment.search.neighbourhood import Tries, improve, tries_for
+from meshwise.assignment.search.recombination import recombined
 from meshwise.assignment.search.repair import Repair
 from meshwise.assignment.search.room import Placed, room_of
 
 _TRIES_A_TURN = 200
+_TRIES_A_LEG = 3000
 _TRIES_A_CYCLE = 20_000
 _LARGEST_PART = 200
 _LARGEST_MENDED = 60
 # Share of the tries that free two parts which compete for memory.
 _RIVALS = 0.5
+# Choices from other starts that are kept.
+_KEPT = 8
 
 
 class Primal:
-    """Mends what the costs suggest until a solution is known, then searches around the best one.
+    """Mends what the costs suggest until a solution is known, then goes on in legs.
+
+    One leg searches around the best choice, the next one around a choice that the prices suggest,
+    whatever it costs: what decides most together cannot be changed from the best choice in small
+    parts.  Each such leg ends with a recombination.
 
     Args:
         shared: What is known; its problem is reduced.
@@ -39,10 +47,13 @@ class Primal:
         self.repair: Repair | None = None
         self.is_mended = False
         self.work = scratch_for(shared.network, shared.stop)
-        self.tries = self.cycle = 0
+        # Tries around the best choice, and what is left of this leg.
+        self.tries = self.left = 0
+        self.is_elsewhere = False
         self.choice: NDArray[np.int64] = np.zeros(0, np.int64)
         self.cost = math.inf
         self.room = room_of(shared.network.capacity)
+        self.kept: list[tuple[float, NDArray[np.int64]]] = []
 
     def turn(self) -> None:
         """Go on for a moment."""
@@ -66,27 +77,55 @@ class Primal:
             self.shared.offer(self.repair.choice)
 
     def _improve(self) -> None:
-        shared, net = self.shared, self.shared.network
-        if shared.cost < self.cost or self.tries // _TRIES_A_CYCLE > self.cycle:
-            self.cycle = self.tries // _TRIES_A_CYCLE
-            with shared.lock:
-                assert shared.choice is not None
-                self.choice, self.cost = shared.choice.copy(), shared.cost
-            self.room = room_of(room_left(net, self.choice))
-        if shared.prices is not None:
-            self.work.price[1:] = np.cumsum(shared.prices)
+        shared = self.shared
+        if self.left <= 0:
+            start = None if self.is_elsewhere else shared.take_suggested()
+            self.is_elsewhere = start is not None
+            self.left = _TRIES_A_LEG
+            self._begin(start)
+        if not self.is_elsewhere and shared.cost < self.cost:
+            self._begin(None)
+        self.work.price[1:] = np.cumsum(self._prices())
         with self.pace:
             tries = Tries(self.pace.count, _LARGEST_PART, self._heat(), _RIVALS)
             placed = Placed(self.choice, self.room)
-            self.cost -= improve(tries, net, placed, self.work, self.rng)
-        self.tries += self.pace.count
+            self.cost -= improve(tries, shared.network, placed, self.work, self.rng)
+        self.left -= self.pace.count
+        if not self.is_elsewhere:
+            self.tries += self.pace.count
         if self.cost < shared.cost:
             shared.offer(self.choice)
-            self.cost = cost_of(net, self.choice)
+            self.cost = cost_of(shared.network, self.choice)
+        if self.is_elsewhere and self.left <= 0:
+            self._recombine()
+
+    def _begin(self, choice: NDArray[np.int64] | None) -> None:
+        """Go to a choice, to the best one for None."""
+        net, best = self.shared.network, self.shared.choice
+        assert best is not None
+        self.choice = (best if choice is None else choice).copy()
+        self.cost = cost_of(net, self.choice)
+        self.room = room_of(room_left(net, self.choice))
+
+    def _recombine(self) -> None:
+        """Put the best choice, the one of this leg and those kept together."""
+        shared, best = self.shared, self.shared.choice
+        assert best is not None
+        self.kept = sorted([*self.kept, (self.cost, self.choice.copy())], key=lambda k: k[0])
+        choices = [best, self.choice, *(choice for _, choice in self.kept[:_KEPT])]
+        del self.kept[_KEPT:]
+        found, entries = recombined(shared.network, choices, self._prices(), self.rng, shared.stop)
+        shared.entries -= entries
+        if found is not None:
+            shared.offer(found)
+
+    def _prices(self) -> NDArray[np.float64]:
+        prices = self.shared.prices
+        return np.zeros(len(self.shared.network.capacity)) if prices is None else prices
 
     def _heat(self) -> float:
-        """Return 0 in the first cycle; later ones begin hot and cool down."""
-        if self.tries < _TRIES_A_CYCLE:
+        """Return 0 in the first cycle and elsewhere; later cycles begin hot and cool down."""
+        if self.is_elsewhere or self.tries < _TRIES_A_CYCLE:
             return 0.0
         left = 1.0 - (self.tries % _TRIES_A_CYCLE) / _TRIES_A_CYCLE
         spread = max(self.cost - self.shared.bound, 0.0)
