@@ -9,9 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import meshwise as mw
+from meshwise.models.sizes.bert_sizes import bert_config
+from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.models.sizes.llama_sizes import llama_config
+from meshwise.models.steps import model_step
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.program import Program
@@ -129,6 +134,23 @@ def test_attention_without_a_derivative_is_found() -> None:
     program = _joined(partial(by_jax, is_causal=True), *_arrays())
     assert program is not None
     assert _kinds(program) == ["attention"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        gpt_config("350M", num_layers=1, dtype="bfloat16"),
+        gpt_config("350M", num_layers=2, scan_layers=True, remat=True),
+        llama_config("8B", num_layers=1, dtype="bfloat16"),
+        bert_config("base", num_layers=1),
+    ],
+    ids=["gpt", "scanned and rematerialised gpt", "llama", "bert"],
+)
+def test_attention_of_models_is_found(config: Any) -> None:
+    step, state, batch = model_step(config, 8, optax.sgd(1e-3)).abstract
+    program = _joined(step, state, batch)
+    assert program is not None
+    assert {"attention", "attention_gradient"} == set(_kinds(program))
 
 
 def _kept(q: Any, k: Any, v: Any) -> Any:
