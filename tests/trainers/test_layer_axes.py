@@ -57,6 +57,8 @@ def communicated(piece, decision, on, at_least=4096):
 def test_what_the_dims_of_a_layer_are(gpt):
     dims = layer_dims(gpt.graph(1, 1, B))
     assert (dims.sequence, dims.num_heads, dims.num_experts) == ((1, LENGTH), 4, 1)
+    assert dims.num_attentions == 1
+    assert layer_dims(gpt.graph(1, 2, B)).num_attentions == 2
     moe = moe_layers(ROWS)
     known = {
         (d.sequence, d.num_experts)
@@ -65,6 +67,7 @@ def test_what_the_dims_of_a_layer_are(gpt):
     assert ((1, 32), 8) in known
     dims = layer_dims(perceptron_layers(ROWS, 8, 16, 32).graph(1, 1, 1))
     assert (dims.sequence, dims.num_heads, dims.num_experts) == (None, 0, 1)
+    assert dims.num_attentions == 1
 
 
 def test_tensor_parallel_gathers_and_scatters_the_sequence(gpt):

@@ -35,6 +35,7 @@ SIZES = (
         microbatch_counts=(1, 2, 4, 8),
         num_blocks=24,
         num_heads=16,
+        layers_per_block=2,
         num_experts=8,
         sequence=(1, 32768),
     ),
@@ -87,7 +88,7 @@ def test_megatrons_options_parse() -> None:
         rows = int(parsed.micro_batch_size) * copies
         assert int(parsed.global_batch_size) == rows * point.num_microbatches
         if parsed.num_layers_per_virtual_pipeline_stage is not None:
-            of_stage = sizes.num_blocks // point.pipeline
+            of_stage = sizes.num_blocks * sizes.layers_per_block // point.pipeline
             assert of_stage % int(parsed.num_layers_per_virtual_pipeline_stage) == 0
             assert point.pipeline > 1
             assert point.num_microbatches % point.pipeline == 0
@@ -119,7 +120,7 @@ def test_maxtexts_options_are_keys_of_its_configuration() -> None:
         assert rows == sizes.batch_size
         if point.pipeline > 1:
             layers = int(read["num_layers_per_pipeline_stage"]) * int(read["num_pipeline_repeats"])
-            assert layers * point.pipeline == sizes.num_blocks
+            assert layers * point.pipeline == sizes.num_blocks * sizes.layers_per_block
             assert int(read["num_pipeline_microbatches"]) % point.pipeline == 0
         if read["shard_optimizer_over_data"] == "true":
             assert point.fsdp == 1

@@ -43,7 +43,8 @@ class BestPoint:
         predicted_s: Seconds of a step by the formula of stage construction.
         timeline: A simulated step.
         num_points: Points of the trainer for this model and cluster, remat apart.
-        num_planned: Of them, those that were planned; bounds say that the others are slower.
+        num_planned: Of them, those that were planned; the others are slower by their bounds, or
+            larger than one that does not fit.
     """
 
     point: TrainerPoint
@@ -119,7 +120,7 @@ class _Search:
             else:
                 bound_s, count = least_s(priced, point.num_microbatches), point.num_microbatches
                 heapq.heappush(queue, (bound_s, -count, next(order), point, None))
-        planned = 0
+        planned: set[TrainerPoint] = set()
         refused: dict[tuple[TrainerPoint, float], int] = {}
         while queue:
             _, _, _, point, found = heapq.heappop(queue)
@@ -131,15 +132,15 @@ class _Search:
                     predicted_s=self.prices.predicted_s(priced),
                     timeline=timeline,
                     num_points=len(points),
-                    num_planned=planned,
+                    num_planned=len(planned),
                 )
-            planned += 1
-            self.report(f"{trainer.name}: {replace(point, remat='none')}")
             for asked, price in self._ways(point):
                 # The fewer micro-batches, the larger they are.
                 key = (replace(asked, num_microbatches=1), price)
                 if asked.num_microbatches <= refused.get(key, 0):
                     continue
+                self.report(f"{trainer.name}: {asked}")
+                planned.add(point)
                 priced = self._priced(asked, price)
                 if priced is None:
                     continue

@@ -33,12 +33,14 @@ class LayerDims:
         info: Its inputs.
         rows: For each operator its loops over the rows of the batch.
         expert_shapes: Shapes of parameters with a dim of experts, and that dim.
+        forward: Where the operators of the forward pass stand.
     """
 
     graph: Graph
     info: InputInfo
     rows: Loops
     expert_shapes: Mapping[tuple[int, ...], int]
+    forward: frozenset[OperatorPath]
 
     @property
     def num_experts(self) -> int:
@@ -48,13 +50,21 @@ class LayerDims:
     @property
     def num_heads(self) -> int:
         """A number that divides those of all kinds of heads; 0 where there are none."""
-        found = 0
-        for op, rows, _ in self._products():
+        return math.gcd(*(size for _, size in self._heads()))
+
+    @property
+    def num_attentions(self) -> int:
+        """Pairs of products without weights that have heads, in the forward pass; at least 1."""
+        products = {path for path, _ in self._heads() if path in self.forward}
+        return max(1, len(products) // 2)
+
+    def _heads(self) -> Iterator[tuple[OperatorPath, int]]:
+        """Yield products without weights, and sizes of what all their tensors have beside rows."""
+        for op, rows, path in self._products():
             tensors = tensors_of(op)
             if all(loops & rows for loops in tensors):
-                sizes = (op.rule.loops[x].size for x in common_loops(tensors) - rows)
-                found = math.gcd(found, *sizes)
-        return found
+                for loop in common_loops(tensors) - rows:
+                    yield path, op.rule.loops[loop].size
 
     @property
     def sequence(self) -> tuple[int, int] | None:
@@ -82,7 +92,8 @@ def layer_dims(piece: PieceGraph) -> LayerDims:
     rows = batch_loops(graph, info.batch_dims)
     shapes = [graph.tensors[t].shape for t in graph.inputs]
     experts = {shapes[i]: d for i, d in expert_inputs(graph, info, rows).items()}
-    return LayerDims(graph=graph, info=info, rows=rows, expert_shapes=experts)
+    forward = frozenset((piece.loop, 0, k) for k in piece.forward)
+    return LayerDims(graph=graph, info=info, rows=rows, expert_shapes=experts, forward=forward)
 
 
 def _kept(tensors: list[frozenset[int]], rows: frozenset[int]) -> frozenset[int]:

@@ -87,7 +87,7 @@ class MaxText(Trainer):
         options["per_device_batch_size"] = repr(sizes.batch_size / (steps * sizes.num_devices))
         options["gradient_accumulation_steps"] = str(steps)
         if point.pipeline > 1:
-            layers = sizes.num_blocks // (point.pipeline * point.chunks)
+            layers = sizes.layers_in_chunk(point)
             options |= {
                 "num_layers_per_pipeline_stage": str(layers),
                 "num_pipeline_repeats": str(point.chunks),

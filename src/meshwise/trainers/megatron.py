@@ -80,7 +80,7 @@ class Megatron(Trainer):
         if point.tensor > 1 and sizes.sequence is not None:
             found["--sequence-parallel"] = ""
         if point.chunks > 1:
-            layers = sizes.num_blocks // (point.pipeline * point.chunks)
+            layers = sizes.layers_in_chunk(point)
             found["--num-layers-per-virtual-pipeline-stage"] = str(layers)
         if point.context > 1:
             found["--context-parallel-size"] = str(point.context)

@@ -10,6 +10,7 @@ from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.microbatch_counts import microbatch_counts
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.trainers.layer_dims import layer_dims
+from meshwise.trainers.point import TrainerPoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,9 @@ class Sizes:
         devices_per_host: Devices of one host.
         batch_size: Rows of the whole batch.
         microbatch_counts: Numbers of micro-batches to try.
-        num_blocks: Layers of the model that repeat; trainers divide these evenly.
+        num_blocks: How often the model repeats; trainers divide this evenly.
+        layers_per_block: Layers, as trainers count them, of what repeats: attention, and what
+            follows it.
         num_heads: A number that divides those of all kinds of heads; 0 where there are none.
         num_experts: The same of experts; 1 where there are none.
         sequence: Dim and length of the sequence; None if there is none.
@@ -33,8 +36,13 @@ class Sizes:
     microbatch_counts: tuple[int, ...]
     num_blocks: int
     num_heads: int
+    layers_per_block: int = 1
     num_experts: int = 1
     sequence: tuple[int, int] | None = None
+
+    def layers_in_chunk(self, point: TrainerPoint) -> int:
+        """Return the layers, as trainers count them, of each run of layers of a point."""
+        return self.num_blocks // (point.pipeline * point.chunks) * self.layers_per_block
 
 
 def sizes_of(source: LayerSource, cluster: ClusterSpec, options: SearchOptions) -> Sizes:
@@ -59,6 +67,7 @@ def sizes_of(source: LayerSource, cluster: ClusterSpec, options: SearchOptions) 
         batch_size=options.batch_size,
         microbatch_counts=tuple(sorted(counts if asked else {1, *counts})),
         num_blocks=body.num_periods,
+        layers_per_block=dims.num_attentions,
         num_heads=dims.num_heads,
         num_experts=dims.num_experts,
         sequence=dims.sequence,
