@@ -15,14 +15,16 @@ class DualPipeV(VShapedSchedule):
     There F&B is the time of a forward and a whole backward that run beside each other, B that of a
     whole backward, W of its gradients of weights, each of one of the 2 n stages.  Here the two
     run one after the other, so that a result leaves sooner: a step is idle for `(n - 1) T_F` with
-    passes of one length, and otherwise for no longer than that.  A mesh holds 2 n + 1 of its
-    stages' micro-batches.
+    passes of one length, and otherwise for no longer than that.  A transfer of one pass runs beside
+    the other one.  A mesh holds 2 n + 1 of its stages' micro-batches.
 
     Source: docs/facts.md section 5 (DeepSeek's DualPipeV).
     """
 
     name: ClassVar[str] = "dualpipe-v"
     microbatches_text: ClassVar[str] = "at least twice the meshes"
+
+    hides_transfers: bool = True
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return half the forwards of both stages before the pairs begin, and the first of them."""

@@ -266,9 +266,14 @@ def _bound_s(
     least = min(map(source.crossing_bytes, range(len(source.classes) - 1)))
     meshes = schedule.mesh_of_stage(stages, num_meshes)
     num_sends = sum(a != b for a, b in itertools.pairwise(meshes))
-    busy += count * num_sends * _crossing_s(kind, least / count)
+    busy = _load_s(schedule, busy, count * num_sends * _crossing_s(kind, least / count))
     steady = count - share
     return (busy * share + steady * max(busy / num_meshes, slowest)) / count
+
+
+def _load_s(schedule: PipelineSchedule, computes_s: float, sends_s: float) -> float:
+    """Seconds that a mesh is taken, by what it computes and by what it sends."""
+    return max(computes_s, sends_s) if schedule.hides_transfers else computes_s + sends_s
 
 
 def _fill_share(schedule: PipelineSchedule) -> float:
@@ -324,11 +329,12 @@ def _interleaved(
     busy = runs.loop_s / count + runs.gather_s
     mesh_of = schedule.mesh_of_stage(num_stages, num_meshes)
     sent = _transfer_s(kind, cuts, mesh_of, count, costs)
-    load = [0.0] * num_meshes
-    once = [0.0] * num_meshes
+    computes, sends, once = ([0.0] * num_meshes for _ in range(3))
     for k, (at, mesh) in enumerate(zip(cuts, mesh_of, strict=True)):
-        load[mesh] += float(busy[at]) + sent[k]
+        computes[mesh] += float(busy[at])
+        sends[mesh] += sent[k]
         once[mesh] += float(runs.once_s[at])
+    load = [_load_s(schedule, *both) for both in zip(computes, sends, strict=True)]
     share = _fill_share(schedule)
     time = StepTime(
         fill_s=sum(load) * share,
