@@ -112,6 +112,25 @@ def test_a_plan_with_a_ring_is_read_back_and_replayed() -> None:
     assert step.plan(*_shapes(1, 131_072, 2)).decisions == plan.decisions
 
 
+def test_evaluation_follows_with_attention_as_one_operator() -> None:
+    """Else the scores of all keys would be there, for which there is no memory."""
+    trained = mw.parallelize(_step(2), batch_argnums=(1,), method=mw.IntraOp(), cluster=SLOW)
+    weights, stream = _shapes(1, 131_072, 2)
+    trained.plan(weights, stream)
+
+    def evaluate(weights: Any, stream: Any) -> Any:
+        q, k, v = (
+            (stream @ weights[name]).reshape(*stream.shape[:2], 2, FEATURES) for name in "qkv"
+        )
+        mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        return jnp.mean(mixed.astype(jnp.float32))
+
+    follows = mw.parallelize(evaluate, batch_argnums=(1,), method=mw.Follow(trained))
+    plan = follows.plan(weights, stream)
+    assert plan.joins_attention
+    assert plan.peak_bytes < 2**30
+
+
 def test_where_memory_is_short_a_step_runs_with_keys_that_go_round() -> None:
     """What is planned for less memory than the scores of all keys need is what runs."""
     rng = np.random.default_rng(0)

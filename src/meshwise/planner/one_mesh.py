@@ -89,7 +89,7 @@ def make_plan(
     if isinstance(request.method, Follow):
         followed = request.method.followed()
         num_devices = followed.mesh.num_devices
-        attempt = partial(_plan_after, trace, request, followed)
+        attempt = partial(_plan_after, trace, attended, request, followed)
     else:
         cluster = request.cluster()
         num_devices, attempt = (
@@ -112,14 +112,20 @@ def make_plan(
 
 
 def _plan_after(
-    trace: TraceFn, request: PlanRequest, followed: Plan, num_microbatches: int
+    trace: TraceFn,
+    attended: AttentionFn,
+    request: PlanRequest,
+    followed: Plan,
+    num_microbatches: int,
 ) -> tuple[TracedStep, Plan]:
-    """Plan a step on the mesh of the step that it follows."""
+    """Plan a step on the mesh of the step that it follows, and with attention as it has it."""
     mesh = followed.mesh
-    step = trace(num_microbatches, mesh.num_devices)
+    joined = attended(num_microbatches, mesh.num_devices) if followed.joins_attention else None
+    step = trace(num_microbatches, mesh.num_devices) if joined is None else joined
     limit = request.memory_bytes
     memory = mesh.device.memory_bytes if limit is None else limit
-    return step, plan_on(step, request, mesh, memory, cluster=followed.cluster)
+    plan = plan_on(step, request, mesh, memory, cluster=followed.cluster)
+    return step, dataclasses.replace(plan, joins_attention=joined is not None)
 
 
 def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | None:

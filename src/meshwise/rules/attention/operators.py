@@ -142,8 +142,10 @@ def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
     batch = loops.add_dims(queries.shape[:count])
     group = [loops.add(size, kind) for size in queries.shape[count:-2]]
     num_rows, num_keys = queries.shape[-2], keys.shape[-2]
-    ring: tuple[int, ...] = loops.add(num_rows, block=True) if num_keys > 1 else ()
-    rows: tuple[int, ...] = loops.add(num_rows, kind, block=True) if ring else ()
+    ring, rows = (
+        loops.add(num_rows, of_rows, block=True) if num_keys > 1 else tuple[int, ...]()
+        for of_rows in (PARALLEL, kind)
+    )
     every = (*batch, *group, (*ring, *rows))
     of_queries, of_keys = (*every, ()), (*batch, ring, ())
     of_others = [

@@ -1,0 +1,134 @@
+"""What operators send: blocks that go round a ring, beside the edges of `test_halo`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.graph.graph import Graph, Operator, Scratch, Tensor
+from meshwise.graph.layout import Layout
+from meshwise.graph.loops import (
+    NONE,
+    Loop,
+    LoopRule,
+    Ring,
+    divides,
+    enumerate_strategies,
+    operand_layouts,
+    result_layouts,
+)
+from meshwise.graph.sends import Send, ring_axes, sends
+from meshwise.graph.text import graph_text, parse_graph
+from meshwise.intra.price import step_time_s
+from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+
+# Rows and keys of one head: loop 0 goes round, loop 1 splits rows alone and reduces what keys get.
+ROWS, KEYS, FEATURES = 8, 16, 4
+FORWARD = LoopRule(
+    loops=(Loop(ROWS, block=True), Loop(ROWS, block=True)),
+    operands=(((0, 1), ()), ((0,), ())),
+    results=(((0, 1), ()),),
+    ring=Ring(0, 1, KEYS, (1,)),
+)
+BACKWARD = replace(
+    FORWARD,
+    loops=(Loop(ROWS, block=True), Loop(ROWS, "sum", block=True)),
+    results=(((0, 1), ()), ((0,), ())),
+    ring=Ring(0, 1, KEYS, (1,), (1,)),
+)
+QUERIES = Tensor(shape=(ROWS, FEATURES), dtype="float32", itemsize=4)
+KEY_ROWS = Tensor(shape=(KEYS, FEATURES), dtype="bfloat16", itemsize=2)
+GRADIENT = Tensor(shape=(KEYS, FEATURES), dtype="float32", itemsize=4)
+
+
+def test_operands_go_round_until_each_was_everywhere_and_results_until_they_are_home() -> None:
+    of_keys, of_gradients = KEYS * FEATURES * 2, KEYS * FEATURES * 4
+    assert sends(FORWARD, (0,), (4,), [QUERIES, KEY_ROWS], [QUERIES]) == (
+        Send((0,), 4, of_keys, 3),
+    )
+    assert sends(BACKWARD, (0,), (4,), [QUERIES, KEY_ROWS], [QUERIES, GRADIENT]) == (
+        Send((0,), 4, of_keys, 3),
+        Send((0,), 4, of_gradients, 4),
+    )
+
+
+def test_rows_are_split_by_both_loops_and_keys_by_the_ring_alone() -> None:
+    assert operand_layouts(BACKWARD, (0, 1), (2, 4)) == (
+        Layout(((0, 1), ())),
+        Layout(((0,), ())),
+    )
+    # The ring is the major one, whatever the order of the axes.
+    assert operand_layouts(BACKWARD, (1, 0), (2, 4)) == (
+        Layout(((1, 0), ())),
+        Layout(((1,), ())),
+    )
+    assert result_layouts(BACKWARD, (0, 1), (2, 4)) == (
+        Layout(((0, 1), ())),
+        Layout(((0,), ()), (1,), "sum"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "rows", "keys", "fits"),
+    [
+        ((4,), (0,), 8, 16, True),
+        ((4,), (0,), 6, 16, False),
+        ((4,), (0,), 8, 10, False),
+        ((4,), (1,), 8, 10, True),
+        ((2, 4), (0, 1), 8, 10, True),
+        ((4, 4), (0, 1), 8, 16, False),
+    ],
+)
+def test_blocks_are_even(
+    sizes: tuple[int, ...], strategy: tuple[int, ...], rows: int, keys: int, fits: bool
+) -> None:
+    rule = replace(
+        FORWARD,
+        loops=(Loop(rows, block=True),) * 2,
+        ring=Ring(0, 1, keys, (1,)),
+    )
+    assert divides(rule, strategy, sizes) is fits
+
+
+def test_axes_of_one_device_send_nothing() -> None:
+    assert ring_axes(FORWARD, (0, NONE), (1, 4)) == ()
+    assert sends(FORWARD, (0, NONE), (1, 4), [QUERIES, KEY_ROWS], [QUERIES]) == ()
+    assert all(len(s) == 2 for s in enumerate_strategies(FORWARD, (2, 4)))
+
+
+def _graph(flop: float) -> Graph:
+    scratch = Scratch(num_bytes=64.0, share=0.5, traffic_bytes=256.0)
+    operator = Operator(
+        kind="attention",
+        inputs=(0, 1),
+        outputs=(2,),
+        rule=FORWARD,
+        flop=flop,
+        heavy=True,
+        scratch=scratch,
+    )
+    return Graph(
+        tensors=(QUERIES, KEY_ROWS, QUERIES), operators=(operator,), inputs=(0, 1), outputs=(2,)
+    )
+
+
+def test_a_graph_with_a_ring_is_read_back() -> None:
+    graph = _graph(1024.0)
+    assert parse_graph(graph_text(graph)) == graph
+
+
+def test_a_ring_passes_while_gpus_compute_and_after_cpus_did() -> None:
+    """Three turns of sending stand beside four of computing, which last longer here."""
+    split = Layout(((0,), ()))
+    use = Use(group=0, via=split, layout=split)
+    decided = OperatorDecision(strategy=(0,), uses=(use, use), results=(split,))
+    decision = GraphDecision(inputs=(split, split), operators=(decided,), outputs=(use,))
+    gpus = ClusterSpec.virtual("1x p3.16xlarge").mesh((8,))
+    gpus = replace(gpus, axes=(replace(gpus.axes[0], size=4),))
+    others = replace(gpus, device=replace(gpus.device, name="a processor"))
+    long, none = _graph(1e12), _graph(0.0)
+    hidden_s = step_time_s(long, decision, others) - step_time_s(long, decision, gpus)
+    sent_s = step_time_s(none, decision, others)
+    assert 0.5 * sent_s < hidden_s <= sent_s
