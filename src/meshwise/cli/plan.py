@@ -144,8 +144,9 @@ Examples:
     "trainer",
     type=click.Choice(list(TRAINERS)),
     help="Also the fastest that a trainer which is not ours can do on the same costs, with the "
-    f"options to write for it: {', '.join(t.title for t in TRAINERS.values())}. Printed is this in "
-    "place of the plan.",
+    f"options to write for it: {', '.join(t.title for t in TRAINERS.values())}. Its stages are "
+    "equal and its axes have one purpose each; its limits are printed with it, in place of the "
+    "plan.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(

@@ -144,13 +144,13 @@ class _Search:
                 priced = self._priced(asked, price)
                 if priced is None:
                     continue
-                timeline = self._fitting(priced)
-                if timeline is not None:
-                    step_s, count = timeline.step_time_s, -point.num_microbatches
-                    heapq.heappush(queue, (step_s, count, next(order), point, (priced, timeline)))
+                fitting = self._fitting(priced)
+                if isinstance(fitting, Timeline):
+                    step_s, count = fitting.step_time_s, -point.num_microbatches
+                    heapq.heappush(queue, (step_s, count, next(order), point, (priced, fitting)))
                     break
                 refused[key] = asked.num_microbatches
-                needs.append((self.prices.needed_bytes(priced), next(order), asked))
+                needs.append((fitting, next(order), asked))
         raise self._nothing_fits(len(points), needs)
 
     def _bounded(self, points: list[TrainerPoint]) -> Iterator[tuple[PricedPoint, TrainerPoint]]:
@@ -182,12 +182,14 @@ class _Search:
             self.report(f"{self.prices.trainer.name}: {point}: {error}")
             return None
 
-    def _fitting(self, priced: PricedPoint) -> Timeline | None:
-        """Return a simulated step if it fits."""
-        if self.prices.needed_bytes(priced) > self.prices.memory_bytes:
-            return None
+    def _fitting(self, priced: PricedPoint) -> Timeline | float:
+        """Return a simulated step if it fits, else the bytes that a device needs."""
+        need = self.prices.needed_bytes(priced)
+        if need > self.prices.memory_bytes:
+            return need
         timeline = self.prices.simulated(priced)
-        return timeline if max(timeline.peak_bytes) <= self.prices.memory_bytes else None
+        peak = max(timeline.peak_bytes)
+        return timeline if peak <= self.prices.memory_bytes else float(peak)
 
     def _nothing_fits(
         self, count: int, needs: list[tuple[float, int, TrainerPoint]]

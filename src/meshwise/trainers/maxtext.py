@@ -35,8 +35,9 @@ class MaxText(Trainer):
     limits: ClassVar[tuple[str, ...]] = (
         "every stage has as many layers, devices and axes (at most three) as the others; all "
         "forwards run before all backwards",
-        "left out: offload, the axes fsdp_transpose and tensor (tensor_sequence splits the same "
-        "products), ring and Ulysses attention, tensor parallelism across hosts, several slices",
+        "left out: offload, gradient accumulation around a pipeline, the axes fsdp_transpose and "
+        "tensor (tensor_sequence splits the same products), ring and Ulysses attention, tensor "
+        "parallelism across hosts, several slices",
         "embedding and head are priced as parts of the first and the last stage; MaxText divides "
         "them among all devices",
     )
