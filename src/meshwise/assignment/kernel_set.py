@@ -71,7 +71,7 @@ def compile_search() -> None:
     room = room_of(room_left(network, choice))
     rng = np.random.default_rng(0)
     Repair.of(network).run(1, _NODES, rng)
-    improve(Tries(1, _NODES, 0.0, 0.5), network, Placed(choice, room), scratch_for(network), rng)
+    improve(Tries(1, _NODES), network, Placed(choice, room), scratch_for(network), rng)
 
 
 def _made_up() -> Instance:
