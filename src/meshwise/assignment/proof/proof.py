@@ -50,10 +50,8 @@ _ROOM = 1 << 17
 _BEAMS, _ROOM_OF_BEAM = (100, 1000), 32
 # Choices that close at most such a part of the gap are searched by themselves.
 _CORES, _BEAM_OF_CORE = (0.1, 0.2), 1000
-# Searches around a choice that was found, tries of each, and nodes of a part at most.
-_STARTS, _TRIES, _LARGEST_PART = 2, 250, 200
-# Share of them that free two parts which compete for memory.
-_RIVALS = 0.5
+# Searches around a choice that was found, and tries of each.
+_STARTS, _TRIES = 2, 250
 # Pairs of a label and a choice for the first target that is given up.
 _FIRST_PAIRS = 4_000_000
 # The first target, as a share of the gap, or of the bound where less; each is so much further.
@@ -284,7 +282,7 @@ def _improved(network: Network, prices: Floats, choice: Ints, effort: PriceLineE
     work = scratch_for(network, effort.stop)
     work.price[1:] = np.cumsum(prices)
     best, least = choice, cost_of(network, choice)
-    tries = Tries(tries_for(network, _TRIES), _LARGEST_PART, 0.0, _RIVALS)
+    tries = Tries(tries_for(network, _TRIES))
     for seed in range(_STARTS):
         better, room = choice.copy(), room_of(room_left(network, choice))
         rng = np.random.default_rng(seed)

@@ -19,10 +19,7 @@ from meshwise.assignment.search.room import Placed, room_of
 _TRIES_A_TURN = 200
 _TRIES_A_LEG = 3000
 _TRIES_A_CYCLE = 20_000
-_LARGEST_PART = 200
 _LARGEST_MENDED = 60
-# Share of the tries that free two parts which compete for memory.
-_RIVALS = 0.5
 # Choices from other starts that are kept.
 _KEPT = 8
 
@@ -87,7 +84,7 @@ class Primal:
             self._begin(None)
         self.work.price[1:] = np.cumsum(self._prices())
         with self.pace:
-            tries = Tries(self.pace.count, _LARGEST_PART, self._heat(), _RIVALS)
+            tries = Tries(self.pace.count, heat=self._heat())
             placed = Placed(self.choice, self.room)
             self.cost -= improve(tries, shared.network, placed, self.work, self.rng)
         self.left -= self.pace.count

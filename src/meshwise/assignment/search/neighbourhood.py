@@ -68,9 +68,9 @@ class Tries(NamedTuple):
     """
 
     num_parts: int
-    largest: int
-    heat: float
-    rivals: float
+    largest: int = 200
+    heat: float = 0.0
+    rivals: float = 0.5
 
 
 @kernel

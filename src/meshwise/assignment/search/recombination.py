@@ -25,8 +25,6 @@ from meshwise.kernels.arrays import Flag, Floats, Ints
 
 _ROUNDS = 60
 _TRIES_A_NODE = 2
-_LARGEST_PART = 200
-_RIVALS = 0.5
 
 
 def recombined(
@@ -70,7 +68,7 @@ def recombined(
     work.price[1:] = np.cumsum(ascent.best_prices)
     tries = _TRIES_A_NODE * len(small.size)
     placed = Placed(best, room_of(room_left(small, best)))
-    improve(Tries(tries, _LARGEST_PART, 0.0, _RIVALS), small, placed, work, rng)
+    improve(Tries(tries), small, placed, work, rng)
     return reduction.expand(best), entries + tries * TRY_ENTRIES
 
 

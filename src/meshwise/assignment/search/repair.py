@@ -287,5 +287,5 @@ class Repair:
     def run(self, tries: int, largest: int, rng: np.random.Generator) -> bool:
         """Mend so many parts of at most `largest` nodes; whether no rule is broken any more."""
         placed = Placed(self.choice, self.room)
-        limits = Tries(tries, largest, 0.0, 0.0)
+        limits = Tries(tries, largest)
         return _mend(limits, self.network, placed, self.work, self.rules, rng)
