@@ -58,7 +58,7 @@ def compile_bounds() -> None:
     cost_of(network, choice)
     room = room_of(room_left(network, choice))
     rng = np.random.default_rng(0)
-    improve(Tries(1, _NODES, 0.0, 0.5), network, Placed(choice, room), scratch_for(network), rng)
+    improve(Tries(1, _NODES), network, Placed(choice, room), scratch_for(network), rng)
 
 
 def compile_search() -> None:
@@ -78,15 +78,7 @@ def compile_search() -> None:
     probe(network, ascent.held, above, TrialGoal(0.0, 1.0, 0.0), work, keep)
     forbidden = network._replace(matrices=np.full(len(network.matrices), np.inf))
     find_consistent(forbidden, np.zeros(1, np.int8))
-<<<<<<< HEAD
     Repair.of(network).run(1, _NODES, np.random.default_rng(0))
-=======
-    cost_of(network, choice)
-    room = room_of(room_left(network, choice))
-    rng = np.random.default_rng(0)
-    Repair.of(network).run(1, _NODES, rng)
-    improve(Tries(1, _NODES), network, Placed(choice, room), scratch_for(network), rng)
->>>>>>> h-solver
 
 
 def _made_up() -> Instance:
