@@ -56,7 +56,7 @@ Examples:
       64 GPUs; the simulated step for chrome://tracing or ui.perfetto.dev.
 \b
   meshwise plan --model gpt-1.3b --cluster "1x dgx-h100" --dtype bfloat16 --verify
-      The same for H100, and what XLA:GPU says of its programs, without a GPU.
+      A GPT on 8 H100, and what XLA:GPU says of its programs, without a GPU.
 \b
   meshwise plan --model gpt-6.7b --cluster "2x p3.16xlarge" --as megatron
       The options with which Megatron-LM is fastest there, and how far that is from a free plan.
@@ -80,7 +80,9 @@ Examples:
 )
 @batch_option
 @dtype_option
-@click.option("--layers", type=click.IntRange(1), help="Number of layers; by default what repeats.")
+@click.option(
+    "--layers", type=click.IntRange(1), help="Number of layers; by default as many as repeat."
+)
 @click.option(
     "--microbatches",
     "counts",
@@ -131,8 +133,8 @@ Examples:
 @click.option(
     "--measure",
     is_flag=True,
-    help="Time layers on this host's devices; the cluster may have no more devices than it. Times "
-    "are kept.",
+    help="Time layers on this host's devices; the cluster may have no more devices than this host. "
+    "Times are kept.",
 )
 @click.option(
     "--verify",
@@ -145,9 +147,9 @@ Examples:
     "--as",
     "trainer",
     type=click.Choice(list(TRAINERS)),
-    help="In place of the plan, print the options with which a trainer that is not ours is fastest "
-    f"({', '.join(t.title for t in TRAINERS.values())}), how far that is from the free plan at the "
-    "same costs, and the limits of the trainer. --out writes the free plan.",
+    help="In place of the plan, print the options with which a trainer that is not ours is "
+    "fastest, how far that is from the free plan at the same costs, and the limits of the trainer: "
+    f"{', '.join(t.title for t in TRAINERS.values())}. --out writes the free plan.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(
@@ -164,7 +166,9 @@ Examples:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The plan and its simulated step as one HTML file with pictures.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The plan as JSON on the standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
+)
 def plan(
     model: str | None,
     step: str | None,
