@@ -80,8 +80,8 @@ class Ring:
     """Blocks that go round all devices, so that each block of a loop meets each block of another.
 
     In attention a device keeps its rows of queries, and blocks of keys and values pass by.  The
-    loop splits both.  The rows of queries may be split further by a second loop; devices along it see
-    the same keys.
+    loop splits both.  The rows of queries may be split further by a second loop; devices along it
+    see the same keys.
 
     Attributes:
         loop: The loop whose blocks go round.
