@@ -37,7 +37,7 @@ Examples:
       Fifty random faults, ten a job.
 \b
   python -m evaluation faults --hosts
-      The same on two hosts of this machine, whose links lose and delay packets.
+      Kill at each instruction, on two hosts of this machine whose links lose and delay packets.
 \b
   python -m evaluation faults --links
       Cut the link between two hosts of this machine, kill and stop a process.
@@ -56,12 +56,12 @@ _MORE_BYTES = 2 * MIB
 @click.option(
     "--hosts",
     is_flag=True,
-    help="On two hosts of this machine with poor links; it needs root.",
+    help="On two hosts of this machine whose links lose and delay packets; needs root.",
 )
 @click.option(
     "--links",
     is_flag=True,
-    help="Two hosts of this machine that nobody watches, and their link; it needs root.",
+    help="Cut the link of two hosts of this machine that nobody starts again; needs root.",
 )
 @click.option(
     "--page",
@@ -74,9 +74,9 @@ _MORE_BYTES = 2 * MIB
 def faults(drawn: int | None, seed: int, every: int, hosts: bool, links: bool, file: Path) -> None:
     """Kill, stop and slow processes of jobs of two processes, and compare what they compute.
 
-    The jobs run under `meshwise launch --max-restarts`, or on hosts whose processes are started
-    again as a cluster's queue does it. The losses of every one must be those of a
-    job without faults, bit for bit.
+    The jobs run under `meshwise launch --max-restarts`, or with --hosts on two hosts, under a loop
+    that starts them again as the queue of a cluster does. The losses of every job must be those of
+    a job without faults, bit for bit.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     check_writable(file)

@@ -1,8 +1,9 @@
 """Two hosts of this machine, and a loop that stands for the queue of a cluster.
 
-It starts a process of the job on each host, as Slurm does; where one fails it waits for the others,
-kills those that stand still, and starts all again.  Its arguments are how often it may, the share
-of packets that each link loses, the delay of a way between the hosts in seconds, and the job.
+It starts a process of the job on each host, as Slurm does.  If one fails, it waits for the others,
+kills those that stand still, and starts all again.  Its arguments are how often it may do so, the
+share of packets that each link loses, the delay of one way between the hosts in seconds, and the
+job.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from meshwise.hosts.member import RESTARTS
 
 NUM_HOSTS = 2
 _RATE = "1gbit"
-# After the first process has ended the others have so long.
+# How long the others may go on after the first process has failed.
 _GRACE_S = 25.0
 _LOOK_EVERY_S = 0.05
 
 
 def main(max_restarts: str, loss: str, delay_s: str, *job: str) -> int:
-    """Run a job to its end, and return the exit code of a process that failed last."""
+    """Run a job to its end; return 0, or the exit code of a process that failed in the last run."""
     delay, code = float(delay_s), 0
     with Testbed(NUM_HOSTS, _RATE, delay, delay / 4, float(loss)) as testbed:
         for attempt in range(int(max_restarts) + 1):
@@ -81,7 +82,7 @@ def _cut(testbed: Testbed, fault: Fault) -> None:
 
 
 def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Wait until all have ended by themselves, or stood still for long after another one."""
+    """Wait until all have ended; kill what still runs long after another one has failed."""
     deadline_s: float | None = None
     while any(process.poll() is None for process in processes):
         if deadline_s is None and any(process.poll() for process in processes):
@@ -93,7 +94,7 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def _say(text: str) -> None:
-    # Whoever reads it may be gone.
+    # The reader may be gone.
     with suppress(BrokenPipeError):
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

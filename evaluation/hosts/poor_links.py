@@ -1,7 +1,8 @@
 """Links that lose and delay what they carry, made of TAP devices and a loop of this program.
 
-A kernel without the module `sch_netem` has none.  Each end of a link is a TAP device: what a host
-sends comes out of one as a frame, and is written into the other some time later, or never.
+They are for kernels without the module `sch_netem`, which does this itself.  Each end of a link is
+a TAP device: what a host sends comes out of one as a frame, and is written into the other some time
+later, or never.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _LARGEST_BYTES = 1 << 16
 
 
 def tap(namespace: str, device: str) -> int:
-    """Return a file with the frames of a TAP device of a network namespace; it makes the device.
+    """Make a TAP device in a network namespace, and return a file with its frames.
 
-    This thread stays in that namespace.
+    Afterwards this thread is in that namespace.
 
     Args:
         namespace: Its name.
@@ -46,10 +47,10 @@ def tap(namespace: str, device: str) -> int:
 def carry(
     links: Sequence[tuple[int, int]], *, loss: float, delay_s: float, jitter_s: float, seed: int = 0
 ) -> None:
-    """Carry frames between the ends of links, for ever.
+    """Carry frames between the ends of links; this does not return.
 
     Args:
-        links: Two files of frames each.
+        links: For each link the files of its two ends.
         loss: Share of the frames that are lost.
         delay_s: How long a frame is under way, seconds.
         jitter_s: By how much that varies, seconds; frames may overtake each other.

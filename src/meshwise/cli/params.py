@@ -18,10 +18,10 @@ from meshwise.errors import ClusterError
 _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 batch_option = click.option(
-    "--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows."
+    "--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows of the batch."
 )
 dtype_option = click.option(
-    "--dtype", default="float16", show_default=True, help="Of a named model's products."
+    "--dtype", default="float16", show_default=True, help="Data type of the products of --model."
 )
 statistics_option = click.option(
     "--microbatch-statistics",
@@ -29,7 +29,7 @@ statistics_option = click.option(
     type=click.Choice(["exact", "local"]),
     default="exact",
     show_default=True,
-    help="Of the full batch, or (batch norm) of each micro-batch alone.",
+    help="Statistics of batch norm: of the full batch, or of each micro-batch alone.",
 )
 trace_option = click.option(
     "--trace",

@@ -56,10 +56,10 @@ Examples:
       64 GPUs; the simulated step for chrome://tracing or ui.perfetto.dev.
 \b
   meshwise plan --model gpt-1.3b --cluster "1x dgx-h100" --dtype bfloat16 --verify
-      The same for H100, and what XLA:GPU says of its programs, without a GPU.
+      A GPT on 8 H100, and what XLA:GPU says of its programs, without a GPU.
 \b
   meshwise plan --model gpt-6.7b --cluster "2x p3.16xlarge" --as megatron
-      The options for Megatron-LM that are fastest there, and how much faster a free plan is.
+      The options with which Megatron-LM is fastest there, and how far that is from a free plan.
 \b
   meshwise plan --step my_module:make --cluster cluster.toml --json
       A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
@@ -80,7 +80,9 @@ Examples:
 )
 @batch_option
 @dtype_option
-@click.option("--layers", type=click.IntRange(1), help="Layers to cut into; as many as repeat.")
+@click.option(
+    "--layers", type=click.IntRange(1), help="Number of layers; by default as many as repeat."
+)
 @click.option(
     "--microbatches",
     "counts",
@@ -88,14 +90,14 @@ Examples:
     type=click.IntRange(1),
     help="A number of micro-batches to try; may be repeated. Powers of two by default.",
 )
-@click.option("--stages", type=click.IntRange(1), help="Exactly so many; any number by default.")
+@click.option("--stages", type=click.IntRange(1), help="Number of stages; any by default.")
 @click.option(
     "--schedule",
     "schedules",
     multiple=True,
     type=click.Choice([*choices(), ALL]),
-    help="A schedule to choose from; may be repeated; all: every one, the fastest by simulation. "
-    "All but gpipe by default, which is never faster than eager-1f1b.",
+    help="A schedule to choose from; may be repeated; all: every one. By default every one but "
+    "gpipe, which is never faster than eager-1f1b. The fastest by simulation is taken.",
 )
 @click.option(
     "--transfers",
@@ -111,42 +113,43 @@ Examples:
     type=click.Choice(REMATS),
     help="What the backward pass may compute again; may be repeated. none and full by default.",
 )
-@click.option("--memory", type=ByteSize(), help="Of a device, as 14GiB; the cluster's by default.")
+@click.option(
+    "--memory", type=ByteSize(), help="Memory of a device, as 14GiB; the cluster's by default."
+)
 @statistics_option
 @click.option(
     "--pin",
     "pins",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What is fixed; may be repeated. See the examples.",
+    help="A part of the plan that is fixed; may be repeated. See the examples.",
 )
 @click.option(
     "--all-devices/--any-devices",
     "use_all_devices",
     default=None,
-    help="Whether devices may stay idle; by default where hosts differ.",
+    help="Whether devices may stay idle; by default they may where hosts differ.",
 )
 @click.option(
     "--measure",
     is_flag=True,
-    help="Time layers on this host's devices, of which the cluster may have no more; times are "
-    "kept.",
+    help="Time layers on this host's devices; the cluster may have no more devices than this host. "
+    "Times are kept.",
 )
 @click.option(
     "--verify",
     is_flag=True,
     help="Compile the plan's programs with the compiler of its devices, which need not be here, "
-    "and plan with less memory until they fit.",
+    "and plan again with less memory until they fit.",
 )
 @click.option("--target", metavar="NAME", help="With --verify: for these devices, as h100.")
 @click.option(
     "--as",
     "trainer",
     type=click.Choice(list(TRAINERS)),
-    help="Also the fastest that a trainer which is not ours can do on the same costs, with the "
-    f"options to write for it: {', '.join(t.title for t in TRAINERS.values())}. Its stages are "
-    "equal and its axes have one purpose each; its limits are printed with it, in place of the "
-    "plan.",
+    help="In place of the plan, print the options with which a trainer that is not ours is "
+    "fastest, how far that is from the free plan at the same costs, and the limits of the trainer: "
+    f"{', '.join(t.title for t in TRAINERS.values())}. --out writes the free plan.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(
@@ -154,7 +157,7 @@ Examples:
     "uses_cache",
     default=True,
     help="Begin with what earlier plans found out about the same layers, and keep what this one "
-    "finds; the plan is the same.",
+    "finds out; the plan is the same with and without. On by default.",
 )
 @trace_option
 @click.option(
@@ -163,7 +166,9 @@ Examples:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The plan and its simulated step as one HTML file with pictures.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The plan as JSON on the standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
+)
 def plan(
     model: str | None,
     step: str | None,
@@ -264,7 +269,7 @@ def plan(
 
 
 def _check_trainer(trainer: str | None, cluster: ClusterSpec, *, is_free: bool) -> None:
-    """Refuse what no trainer can be asked.
+    """Refuse what goes with no trainer.
 
     Raises:
         click.UsageError: the plan is not free, or hosts differ.
@@ -275,7 +280,7 @@ def _check_trainer(trainer: str | None, cluster: ClusterSpec, *, is_free: bool) 
         raise click.UsageError("--as compares with the free plan: leave --pin and --measure out")
     if cluster.is_mixed:
         raise click.UsageError(
-            f"--as {trainer}: it takes hosts for equal, and those of {cluster.name} differ"
+            f"--as {trainer}: all hosts must be equal, and those of {cluster.name} differ"
         )
 
 

@@ -107,7 +107,7 @@ def check_jax_cache(environment: Mapping[str, str] = os.environ) -> Finding:
 
 
 def check_records(folder: Path | None = None) -> Finding:
-    """Return where `meshwise plan` keeps what it found out about layers, and how much there is."""
+    """Return where `meshwise plan` keeps what it found out about layers, and how many bytes."""
     folder = folder or user_cache() / RECORDS
     num_bytes = ResultFiles(folder, 0).num_bytes()
     return Finding(what="plan cache", status="ok", found=f"{folder}, {bytes_text(num_bytes)}")

@@ -41,12 +41,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """What an operator makes beside its results and needs no more when it ends.
+    """What an operator holds besides operands and results, only while it runs.
 
     Attributes:
-        num_bytes: Bytes of all values of the whole operator that are there together.
-        share: Share of its part of them that a device holds at once.
-        traffic_bytes: Bytes of all that the whole operator writes and reads of them.
+        num_bytes: Bytes of these values, of the whole operator, without blocks.
+        share: Share of its part of them that a device holds at a time.
+        traffic_bytes: Bytes of them that the whole operator writes and reads.
     """
 
     num_bytes: float

@@ -79,15 +79,15 @@ class Halo:
 class Ring:
     """Blocks that go round all devices, so that each block of a loop meets each block of another.
 
-    Of attention: a device keeps its rows of queries, and blocks of keys and values pass by.  The
-    loop splits the rows of both; the rows of queries may be split further by a second loop, in
-    whose parts all devices see the same keys.
+    In attention a device keeps its rows of queries, and blocks of keys and values pass by.  The
+    loop splits both.  The rows of queries may be split further by a second loop; devices along it
+    see the same keys.
 
     Attributes:
         loop: The loop whose blocks go round.
-        rows: The loop that splits the rows which stay further: a dim that follows the two is cut
-            along both, `loop` first.
-        size: Rows that go round.
+        rows: The second loop of the rows that stay: a dim that follows both loops is cut along
+            both, `loop` first.
+        size: Number of rows that go round.
         operands: Operands that go round, until each device has seen each block.
         results: Results of which each device adds its share to a block that comes by, until the
             block is back at the device where it began.

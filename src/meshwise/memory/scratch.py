@@ -1,4 +1,4 @@
-"""What an operator holds beside operands and results while it runs on one device."""
+"""What an operator holds besides operands and results while it runs on one device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BLOCKS = 2
 def scratch_bytes(
     op: Operator, strategy: Strategy, sizes: tuple[int, ...], tensors: Sequence[Tensor]
 ) -> int:
-    """Return the bytes that an operator holds beside operands and results.
+    """Return the bytes that an operator holds besides operands and results.
 
-    Where blocks go round, a device holds what belongs to one of them at a time, and the blocks.
+    Where blocks go round, a device holds the scratch for one block at a time, and the blocks.
 
     Args:
         op: The operator.

@@ -1,11 +1,11 @@
 """A Llama whose MLPs are experts without capacities: no token is dropped, in Flax Linen.
 
-Each token goes to its `k` best experts, whose SwiGLU results are weighted; a shared expert takes
-every token.  The tokens of a sequence are put in the order of their experts, and one ragged product
-multiplies them all, each with the matrix of its expert.
+Each token goes to its `k` best experts, whose SwiGLU results are weighted and summed; a shared
+expert, if there is one, takes every token.  The tokens of a sequence are sorted by expert, and one
+ragged product multiplies each with the matrix of its expert.
 
 Source: Jiang et al. 2024 (Mixtral of Experts), section 2.1; DeepSeek-AI 2024 (DeepSeek-V3), section
-2.1.2, without its bias that keeps experts busy; Gale et al. 2023 (MegaBlocks) for products without
+2.1.2, without its bias that balances experts; Gale et al. 2023 (MegaBlocks) for products without
 capacities.
 """
 
@@ -46,10 +46,10 @@ class ExpertLlamaConfig(LlamaConfig):
     Attributes:
         ffn: Width inside one expert.
         num_experts: Experts of a layer.
-        experts_per_token: To how many of them a token goes.
+        experts_per_token: To how many of them each token goes (k).
         shared_ffn: Width of the shared expert, which takes all tokens; 0 for none.
-        gate: Weights are a softmax over the k scores, or a sigmoid of each score, with a sum of 1
-            if there are several.
+        gate: Weights are a softmax over the k scores, or a sigmoid of each score, scaled to a sum
+            of 1 if k > 1.
     """
 
     num_experts: int
@@ -58,7 +58,7 @@ class ExpertLlamaConfig(LlamaConfig):
     gate: Literal["softmax", "sigmoid"] = "softmax"
 
     def __post_init__(self) -> None:
-        """Check what must divide and what must be there.
+        """Check the numbers of heads and experts.
 
         Raises:
             ValueError: heads do not divide, or a token goes to more experts than there are.

@@ -22,8 +22,9 @@ _MOST_BYTES = 256 * 2**20
 def kept_records() -> Generator[LayerRecords]:
     """Yield records of layers that begin with what earlier plans found out.
 
-    What becomes known is kept at the end of the block, also where the plan fails.  Where no folder
-    can be written that is this user's own, and while sources change, nothing is kept.
+    What becomes known is written at the end of the block, also if the plan fails.  Nothing is kept
+    if this user has no cache folder of their own to write, or if a source of Meshwise changed since
+    this process began.
     """
     computed_by, folder = _computed_by(), own_folder((user_cache(),), RECORDS)
     files = None if computed_by is None or folder is None else ResultFiles(folder, _MOST_BYTES)
@@ -35,6 +36,6 @@ def kept_records() -> Generator[LayerRecords]:
 
 
 def _computed_by() -> str | None:
-    """Return what decides the last bit of a cost besides what is planned."""
+    """Return what costs follow from, to the last bit, besides what is planned; None if unknown."""
     sources = sources_digest(Path(__file__).parents[1])
     return None if sources is None else repr((sources, np.__version__, compiled_for()))

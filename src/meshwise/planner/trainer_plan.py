@@ -1,4 +1,4 @@
-"""The best that a trainer which is not ours can do, for a step that is planned."""
+"""The fastest that a trainer which is not ours can do, for a step that has a free plan."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def trainer_answer(
 
 
 def _in_blocks(layers: Layering) -> Layering:
-    """Return the same step, cut into the blocks that people divide by hand."""
+    """Return the same step, cut where the model repeats."""
     chain = layers.cutter.chain
     return Layering(
         layers.split,

@@ -10,13 +10,13 @@ from meshwise.schedules.v_shaped import DOWN, UP, TaskList, VShapedSchedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DualPipeV(VShapedSchedule):
-    """A step is idle for `(n - 1) (F&B + B - 3 W)` for m >= 2 n, where F and B run as one task.
+    """DeepSeek runs F and B as one task, and is idle for `(n - 1) (F&B + B - 3 W)` for m >= 2 n.
 
     There F&B is the time of a forward and a whole backward that run beside each other, B that of a
-    whole backward, W of its gradients of weights, each of one of the 2 n stages.  Here the two
+    whole backward, W that of its gradients of weights, each of one of the 2 n stages.  Here the two
     run one after the other, so that a result leaves sooner: a step is idle for `(n - 1) T_F` with
-    passes of one length, and otherwise for no longer than that.  A transfer of one pass runs beside
-    the other one.  A mesh holds 2 n + 1 of its stages' micro-batches.
+    passes of one length, and otherwise for no longer than DeepSeek's.  A transfer of one pass runs
+    beside the other pass.  A mesh holds 2 n + 1 micro-batches of one stage each.
 
     Source: docs/facts.md section 5 (DeepSeek's DualPipeV).
     """
@@ -35,7 +35,7 @@ class DualPipeV(VShapedSchedule):
         return 2 * num_meshes
 
     def run_mesh(self, tasks: TaskList, mesh: int, num_meshes: int, num_microbatches: int) -> None:
-        """Run forwards ahead, backwards that come up, pairs of both ways, then what is left."""
+        """List forwards ahead, backwards that come up, pairs of both ways, then what is left."""
         before, after = mesh + 1, num_meshes - mesh - 1
         for _ in range(2 * after):
             tasks.forward(DOWN)
@@ -55,7 +55,7 @@ class DualPipeV(VShapedSchedule):
             tasks.whole_backward(UP)
             tasks.forward(UP)
             tasks.whole_backward(DOWN)
-        # From the middle on gradients of weights are left for the end, to fill what is idle there.
+        # From the middle on gradients of weights wait for the end, to fill idle time there.
         for number in range(2 * before):
             side = DOWN if number % 2 else UP
             if number < before:

@@ -9,7 +9,7 @@ from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule
 
 
 class Held(NamedTuple):
-    """The micro-batches of a stage of which a mesh holds something.
+    """For how many micro-batches of a stage a mesh holds something.
 
     Attributes:
         in_flight: Between the start of `F` and the end of `B`.

@@ -1,8 +1,8 @@
 """Schedules in the shape of a V: each mesh has a stage on the way down and one on the way up.
 
-Of 2 n stages on n meshes, stages i and 2 n - 1 - i lie on mesh i: the first mesh has the first and
-the last stage, and between the two stages of the last mesh nothing passes to another one.  The
-gradients of weights run apart and fill what would be idle.
+Of 2 n stages on n meshes, stages i and 2 n - 1 - i lie on mesh i.  So the first mesh has the first
+and the last stage, and the two stages of the last mesh follow each other: nothing is sent between
+them.  The gradients of weights run apart, and fill time that would be idle.
 
 Source: docs/facts.md section 5 (Qi et al., "Pipeline parallelism with controllable memory").
 """
@@ -41,7 +41,7 @@ class TaskList:
         self._run(FORWARD, side)
 
     def backward(self, side: int) -> None:
-        """Run the gradient of activations of a stage; that of weights is left for later."""
+        """Run the gradient of activations of a stage; the gradient of weights is left for later."""
         self._run(BACKWARD, side)
         self._late.append(side)
 
@@ -51,7 +51,7 @@ class TaskList:
         self._run(WEIGHT, side)
 
     def weights(self) -> None:
-        """Run the gradient of weights that was left first."""
+        """Run the oldest gradient of weights that was left."""
         self._run(WEIGHT, self._late.pop(0))
 
     def rest(self) -> None:
@@ -66,7 +66,7 @@ class TaskList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VShapedSchedule(PipelineSchedule):
-    """A schedule that is told by the list of one mesh, for enough micro-batches to fill all."""
+    """A schedule in a V: `run_mesh` lists the tasks of each mesh; it needs enough micro-batches."""
 
     depends_on_num_stages: ClassVar[bool] = True
 
@@ -76,7 +76,7 @@ class VShapedSchedule(PipelineSchedule):
         """Check the number of stages a mesh.
 
         Raises:
-            ValueError: It is not the two of a V.
+            ValueError: It is not 2.
         """
         if self.chunks != 2:
             raise ValueError(f"schedule {self.name!r} with {self.chunks} chunks a device")
@@ -87,10 +87,10 @@ class VShapedSchedule(PipelineSchedule):
 
     @abstractmethod
     def run_mesh(self, tasks: TaskList, mesh: int, num_meshes: int, num_microbatches: int) -> None:
-        """Run the tasks of a mesh.
+        """List the tasks of a mesh.
 
         Args:
-            tasks: Where they are run.
+            tasks: The list.
             mesh: The mesh, from 0.
             num_meshes: Meshes of the pipeline.
             num_microbatches: Micro-batches of a step, at least `least_microbatches`.
@@ -138,7 +138,7 @@ class VShapedSchedule(PipelineSchedule):
         return tuple(min(k, num_stages - 1 - k) for k in range(num_stages))
 
     def fill_s(self, microbatch_s: FloatArray) -> FloatArray:
-        """Return the forward of one stage, taken for a sixth: all passes as long as each other."""
+        """Return the forward of one stage: a sixth, if all passes of a mesh are equally long."""
         return microbatch_s / 6
 
     @property

@@ -1,4 +1,4 @@
-"""ZB-V: two stages a mesh in the shape of a V, no idle time between, the memory of 1F1B."""
+"""ZB-V: two stages a mesh in a V, no idle time between tasks, the memory of 1F1B."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from meshwise.schedules.v_shaped import DOWN, UP, TaskList, VShapedSchedule
 class ZeroBubbleV(VShapedSchedule):
     """With passes of one length no mesh waits from its first task to its last, for m >= 2 n - 1.
 
-    Mesh i starts i forwards late, and all end together: a step is idle for `(n - 1) T_F`.  Where
-    the gradient of activations takes longest it is idle for `(n - 1) max(T_B, 2 (T_B - T_W))`; all
-    are times of one of the 2 n stages.  A mesh holds at most 2 n of its stages' micro-batches until
-    their weights are done: as much as n of both together, which is what stage 0 of 1F1B holds.
+    Mesh i starts i forwards late, so a step is idle for `(n - 1) T_F`.  Where the gradient of
+    activations takes longest it is idle for `(n - 1) max(T_B, 2 (T_B - T_W))`.  All are times of
+    one of the 2 n stages.  A mesh holds at most 2 n micro-batches of one stage each, until their
+    gradients of weights are done.  That is as much as n micro-batches of both stages, which is what
+    stage 0 of 1F1B holds.
 
     Source: docs/facts.md section 5 (Qi et al., 2024).
     """
@@ -29,11 +30,11 @@ class ZeroBubbleV(VShapedSchedule):
         return num_meshes
 
     def least_microbatches(self, num_meshes: int) -> int:
-        """Return as many as are under way before the first mesh has a backward."""
+        """Return how many forwards the first mesh runs before its second stage begins."""
         return 2 * num_meshes - 1
 
     def run_mesh(self, tasks: TaskList, mesh: int, num_meshes: int, num_microbatches: int) -> None:
-        """Run forwards ahead, then all in turn, then what is left, weights last."""
+        """List forwards ahead, then all in turn, then what is left, gradients of weights last."""
         to_end = num_meshes - mesh
         for _ in range(2 * to_end - 1):
             tasks.forward(DOWN)

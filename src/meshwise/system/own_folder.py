@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def own_folder(parents: Iterable[Path], name: str) -> Path | None:
-    """Return the first folder that can be made and written, and that nobody else can write.
+    """Return the first folder that this user can make and write, and nobody else can write.
 
     Args:
         parents: Folders in which to make it, the best first; they are made if need be.

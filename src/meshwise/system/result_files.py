@@ -1,7 +1,8 @@
 """Results that are kept for later processes: a file for each key, no more than so many bytes.
 
-A file holds a digest of its key and of the rest, and the rest packed.  What is damaged, cut short,
-too long or cannot be read counts as not there, and so does what another process removes meanwhile.
+A file holds a digest, and then the result, packed; the digest is of the key and of what follows.
+A file that is damaged, cut short, too long or unreadable counts as not there, and so does one that
+another process removes meanwhile.
 Files are written whole or not at all; of two processes that write one key the last one wins.
 """
 
@@ -23,7 +24,7 @@ _LEVEL = 1
 _SUFFIX = ".result"
 # Files of writers that were killed.
 _SCRATCH = ".part"
-# Once there is too much, so much of what may be there stays.
+# Once there is too much, files go until this share of the bound is left.
 _STAYS = 0.8
 
 
@@ -31,16 +32,16 @@ class ResultFiles:
     """The files of one folder; it may be shared by any number of processes."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        """Touch nothing yet.
+        """Take the folder; nothing is read or made yet.
 
         Args:
             folder: The folder, which nobody else can write.
-            most_bytes: Of all files together, after `trim`.
+            most_bytes: The most bytes of all files together, after `trim`.
         """
         self.folder, self.most_bytes = folder, most_bytes
 
     def read(self, key: str) -> bytes | None:
-        """Return the result of a key; None if there is none that is whole."""
+        """Return the result of a key; None if there is no whole one."""
         path = self._path(key)
         with suppress(OSError, zlib.error):
             with path.open("rb") as file:
@@ -52,13 +53,13 @@ class ResultFiles:
             found = unpacking.decompress(packed, _MOST_BYTES)
             if not unpacking.eof:
                 return None
-            # What was of no use for longest goes first.
+            # What was used longest ago is removed first.
             os.utime(path)
             return found
         return None
 
     def write(self, key: str, result: bytes) -> None:
-        """Keep a result, where that is possible."""
+        """Keep a result, if it is not too long and the folder can be written."""
         packed = zlib.compress(result, _LEVEL)
         if len(result) > _MOST_BYTES or _DIGEST_BYTES + len(packed) > _MOST_PACKED:
             return
@@ -66,7 +67,7 @@ class ResultFiles:
             write_atomically(self._path(key), _digest(key, packed) + packed)
 
     def trim(self) -> None:
-        """Remove what was of no use for longest, until the rest is within the bound."""
+        """Remove what was used longest ago, if all files together are above the bound."""
         found = sorted(self._files())
         total = sum(size for _, size, _ in found)
         if total <= self.most_bytes:
@@ -83,7 +84,7 @@ class ResultFiles:
         return sum(size for _, size, _ in self._files())
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """Return when each file was last of use, its bytes, and its path."""
+        """Return when each file was last used, its bytes, and its path."""
         found: list[tuple[float, int, Path]] = []
         with suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:

@@ -17,7 +17,7 @@ def sources_digest(package: Path) -> str | None:
 
     Returns:
         A hexadecimal digest; None if a source cannot be read, or has changed since this process
-        began: then what runs is not what the text says.
+        began, because what runs may then differ from what the files say.
     """
     digest = hashlib.sha256()
     try:

@@ -16,14 +16,14 @@ from meshwise.units import bytes_text, seconds_text
 FORMAT = "meshwise-trainer-options"
 _WIDTH = 100
 _WHY_FASTER = (
-    "the free plan is the slower one: its search tries meshes of at most two axes, and schedules "
-    "that are not searched by default only with --schedule"
+    "the free plan is the slower one: its search tries meshes of at most two axes, at most two "
+    "stages on each, and only the schedules that it was asked for"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerAnswer:
-    """What a trainer can be told, and how far that is from the free plan.
+    """The fastest that a trainer can do, and how far that is from the free plan.
 
     Attributes:
         trainer: The trainer.
@@ -54,7 +54,7 @@ class TrainerAnswer:
 
     @property
     def more_waiting_s(self) -> float:
-        """Seconds that its busiest stage waits longer: bubbles, transfers."""
+        """Seconds that its busiest stage waits longer, in bubbles and for transfers."""
         longer_s = self.best.timeline.step_time_s - self.timeline.step_time_s
         return longer_s - self.more_work_s
 

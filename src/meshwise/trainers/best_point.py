@@ -1,8 +1,9 @@
-"""The fastest point of a trainer that fits: best first, by bounds, then planned and simulated.
+"""The fastest point of a trainer that fits.
 
-Points whose stages would be meshes of more axes than `views.MAX_AXES` are left out: layouts on them
-are too many.  The points that differ in micro-batches and chunks alone share a bound, from their
-layers planned with the fewest micro-batches, nothing recomputed and memory nearly free.
+Points are planned and simulated in the order of their lower bounds.  Left out are points whose
+stages would be meshes of more axes than `views.MAX_AXES`: there are too many layouts on them.
+Points that differ in micro-batches and chunks alone share a bound: it comes from their layers,
+planned with the fewest micro-batches, nothing recomputed and memory nearly free.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from meshwise.units import bytes_text
 
 _Planned: TypeAlias = tuple[PricedPoint, Timeline]
 
-# Copies whose parameters and state take so many times the memory do not fit at any price.
+# Copies whose parameters and state take more than this times the memory do not fit at any price.
 _HOPELESS = 1.5
 
 
@@ -42,9 +43,10 @@ class BestPoint:
         sizes: Numbers of the model and the cluster.
         predicted_s: Seconds of a step by the formula of stage construction.
         timeline: A simulated step.
-        num_points: Points of the trainer for this model and cluster, remat apart.
-        num_planned: Of them, those that were planned; the others are slower by their bounds, or
-            larger than one that does not fit.
+        num_points: Points of the trainer for this model and cluster; points that differ only in
+            remat count once.
+        num_planned: How many of them were planned; the others are slower by their bounds, or larger
+            than one that does not fit.
     """
 
     point: TrainerPoint
@@ -62,7 +64,7 @@ def best_point(
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
 ) -> BestPoint:
-    """Return the point of a trainer that takes least by simulation among those that fit.
+    """Return the point of a trainer that is fastest by simulation among those that fit.
 
     Args:
         trainer: The trainer.
@@ -135,7 +137,7 @@ class _Search:
                     num_planned=len(planned),
                 )
             for asked, price in self._ways(point):
-                # The fewer micro-batches, the larger they are.
+                # With fewer micro-batches, each of which is larger, it fits no better.
                 key = (replace(asked, num_microbatches=1), price)
                 if asked.num_microbatches <= refused.get(key, 0):
                     continue
@@ -154,7 +156,7 @@ class _Search:
         raise self._nothing_fits(len(points), needs)
 
     def _bounded(self, points: list[TrainerPoint]) -> Iterator[tuple[PricedPoint, TrainerPoint]]:
-        """Yield points, each after its like with the fewest micro-batches, planned for bounds."""
+        """Yield each point with what it shares a bound with: the fewest micro-batches, planned."""
         groups: defaultdict[TrainerPoint, list[TrainerPoint]] = defaultdict(list)
         for point in points:
             groups[replace(point, num_microbatches=1, chunks=1)].append(point)

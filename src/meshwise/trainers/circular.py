@@ -13,9 +13,10 @@ from meshwise.schedules.sizes import check_sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circular(PipelineSchedule):
-    """Each mesh runs v chunks, n apart; all micro-batches pass one chunk before the next one.
+    """Each of n meshes has v stages; all micro-batches pass one before the mesh begins the next.
 
-    The backward pass is the forward pass in reverse, so all micro-batches are in flight.
+    Stage k lies on mesh k mod n.  The backward pass is the forward pass in reverse, so all
+    micro-batches are in flight.
 
     Source: `src/maxtext/configs/base.yml` of maxtext 0.2.5: its bubble is (n - 1) / (v B + n - 1).
     """

@@ -1,4 +1,4 @@
-"""Sizes of axes that together are all devices, and how often the batch may be cut."""
+"""Sizes of axes whose product is the number of devices, and numbers of micro-batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshwise.trainers.sizes import Sizes
 
 
 def meshes(sizes: Sizes) -> Iterator[TrainerPoint]:
-    """Yield all sizes of axes, what splits rows only on `data`, and one micro-batch.
+    """Yield points with all sizes of axes, and one micro-batch; rows are split over `data` alone.
 
     Blocks are divided evenly among stages, stages are parts of a host or whole hosts, and the axis
     `tensor` stays inside a host and divides the heads.
@@ -50,7 +50,7 @@ def _contexts(sizes: Sizes, most: int, tensor: int) -> Iterator[int]:
 def with_microbatches(point: TrainerPoint, sizes: Sizes) -> Iterator[TrainerPoint]:
     """Yield a point with each number of micro-batches that gives every device whole rows.
 
-    Left out is a sequence split among devices that could as well split rows: they would do the same
+    A sequence is not split among devices that could as well split rows: they would do the same
     work, and exchange keys and values besides.
 
     Args:

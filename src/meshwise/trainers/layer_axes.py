@@ -1,4 +1,4 @@
-"""What each axis of a mesh splits in a layer of a transformer, as trainers have it."""
+"""What each axis of a mesh splits in a layer of a transformer, as trainers split it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class LayerAxes:
     """A method for layers: a role for each axis of their mesh.
 
     Rows are split over the axes `data`, `fsdp` and `expert`, the sequence over `context`; keys and
-    values are gathered.  Products are split over `tensor` along weights and heads, and what crosses
-    from layer to layer along the sequence.  Experts are split over `expert`.
+    values are gathered.  Over `tensor` products are split along weights and heads, and what crosses
+    from layer to layer is split along the sequence.  Experts are split over `expert`.
 
     Attributes:
         roles: For each axis of the mesh.
         sequence: Dim and length of the sequence in what has rows; None if there is none.
-        parameters_over: Axes that split parameters, beside those that split products and experts.
+        parameters_over: Axes that split parameters, besides those that split products and experts.
         optimizer_over: The same for the state of the optimizer.
     """
 
@@ -50,7 +50,7 @@ class LayerAxes:
     optimizer_over: frozenset[Role] = frozenset()
 
     def __call__(self, piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
-        """Return what is left of the plans of a layer."""
+        """Return which plans of a layer the trainer can express."""
         parts = layer_dims(piece)
         info, graph = parts.info, piece.graph
         pins: dict[int, Layout] = {}

@@ -1,7 +1,8 @@
 """Which dims of a layer are rows, sequence, heads and experts.
 
-Nothing here looks at a name: the sequence is a dim of activations that runs beside the rows through
-products with weights, heads are what products without weights have in common.
+Nothing here looks at a name.  The sequence is a dim of activations that products with weights keep,
+besides the rows.  Heads are what all tensors of products without weights have in common, besides
+the rows.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class LayerDims:
 
     @property
     def sequence(self) -> tuple[int, int] | None:
-        """Dim and length of what products with weights keep beside the rows; None if nothing."""
+        """Dim and length of what products with weights keep besides the rows; None if nothing."""
         kept = {path: _kept(tensors_of(op), rows) for op, rows, path in self._products()}
         for i, batch_dim in self.info.batch_dims.items():
             for d, length in enumerate(self.graph.tensors[self.graph.inputs[i]].shape):

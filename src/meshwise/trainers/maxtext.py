@@ -43,7 +43,7 @@ class MaxText(Trainer):
     )
 
     def points(self, sizes: Sizes) -> Iterator[TrainerPoint]:
-        """Yield the points; copies split the optimizer's state unless parameters are split too."""
+        """Yield the points; copies split the optimizer's state where no axis `fsdp` does."""
         for mesh in meshes(sizes):
             for sharded in _sharded(mesh, sizes):
                 for point in with_microbatches(sharded, sizes):

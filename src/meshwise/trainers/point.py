@@ -9,17 +9,17 @@ from meshwise.plan.stage import Remat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPoint:
-    """How a trainer may run a step; each number is a number of devices unless it says otherwise.
+    """How a trainer may run a step.
 
     Attributes:
-        pipeline: Stages.
-        data: Copies of the parameters, each with rows of its own.
-        fsdp: Devices that split rows, and also parameters, gradients and optimizer state.
-        expert: Devices that split rows, and experts where there are any.
-        context: Devices that split the sequence; they gather keys and values.
-        tensor: Devices that split weights and heads, and between products the sequence.
+        pipeline: Number of stages.
+        data: Number of copies of the parameters, each with rows of its own.
+        fsdp: Number of devices that split rows, and also parameters, gradients and optimizer state.
+        expert: The same for rows, and for experts where there are any.
+        context: The same for the sequence; these devices gather keys and values.
+        tensor: The same for weights and heads, and for the sequence between products.
         shards_optimizer: Whether copies split the optimizer's state.
-        num_microbatches: Micro-batches of a step, of each copy.
+        num_microbatches: Into how many micro-batches a step is cut.
         chunks: Runs of layers that each stage holds; 1 where stages do not interleave.
         remat: What the backward pass of every layer computes again.
     """
@@ -46,7 +46,7 @@ class TrainerPoint:
         return self.pipeline * self.row_parts * self.context * self.tensor
 
     def __str__(self) -> str:
-        """As `pipeline 2 (chunks 3), data 4, tensor 8, 64 micro-batches, remat full`."""
+        """As `pipeline 2 (3 chunks each), data 4, tensor 8, 64 micro-batches, remat full`."""
         names = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
         sizes = {name: int(getattr(self, name)) for name in names}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]

@@ -1,4 +1,4 @@
-"""What a point of a trainer takes and holds, by the planner's costs."""
+"""The seconds and bytes of a point of a trainer, by the planner's costs."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class PointPrices:
         trainer: Whose points they are.
         source: The layers of the model, cut into its blocks.
         cluster: Equal hosts.
-        options: Of the search.
-        sizes: Numbers of both.
+        options: Options of the search.
+        sizes: Numbers of the model and the cluster.
     """
 
     trainer: Trainer
@@ -85,13 +85,13 @@ class PointPrices:
 
         Args:
             point: The point.
-            price: Of all memory of a device, in steps.
+            price: Price of all memory of a device, in guessed step times.
 
         Returns:
             The point with its costs; None if a layer has no plan.
 
         Raises:
-            TraceError: the step has not so many micro-batches.
+            TraceError: the step cannot be cut into so many micro-batches.
         """
         kind = stage_kind(self.cluster, point.pipeline)
         assert kind is not None
@@ -172,14 +172,14 @@ class PointPrices:
 
 
 def least_s(priced: PricedPoint, num_microbatches: int) -> float:
-    """Return what a step takes at least, also with more micro-batches than were priced.
+    """Return a lower bound of the seconds of a step, also with more micro-batches than were priced.
 
-    All micro-batches together take no less if there are more of them.  A stage works on its share,
-    and waits for the first run of layers of all stages before it, forward and backward.
+    All micro-batches together take no less if there are more of them.  A stage does its own work,
+    and waits for one micro-batch in the first run of layers of all stages before it, both ways.
 
     Args:
         priced: The point.
-        num_microbatches: As many as the point has, or more.
+        num_microbatches: As many as were priced, or more.
     """
     bounds: list[float] = []
     waits_s = 0.0

@@ -23,10 +23,10 @@ class Sizes:
         batch_size: Rows of the whole batch.
         microbatch_counts: Numbers of micro-batches to try.
         num_blocks: How often the model repeats; trainers divide this evenly.
-        layers_per_block: Layers, as trainers count them, of what repeats: attention, and what
-            follows it.
+        layers_per_block: How many layers, as trainers count them, are in what repeats; such a layer
+            is attention and what follows it.
         num_heads: A number that divides those of all kinds of heads; 0 where there are none.
-        num_experts: The same of experts; 1 where there are none.
+        num_experts: The same for experts; 1 where there are none.
         sequence: Dim and length of the sequence; None if there is none.
     """
 

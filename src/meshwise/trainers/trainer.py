@@ -19,7 +19,7 @@ class Trainer(ABC):
         name: By which a user asks for it.
         title: Its name and the version whose options are written.
         order: Axes of the devices of a stage, from the one whose neighbours are farthest apart.
-        limits: What it cannot express, and what is priced otherwise than it runs; sentences.
+        limits: Sentences: what its points leave out, and what runs otherwise than it is priced.
     """
 
     name: ClassVar[str]
@@ -41,7 +41,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def options(self, point: TrainerPoint, sizes: Sizes) -> dict[str, str]:
-        """Return the options of a point: names and values, empty for what is only named."""
+        """Return the options of a point: names and values; a switch has an empty value."""
 
     @abstractmethod
     def text(self, options: dict[str, str]) -> str:

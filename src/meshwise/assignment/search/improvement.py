@@ -28,8 +28,8 @@ class Primal:
     """Mends what the costs suggest until a solution is known, then goes on in legs.
 
     One leg searches around the best choice, the next one around a choice that the prices suggest,
-    whatever it costs: what decides most together cannot be changed from the best choice in small
-    parts.  Each such leg ends with a recombination.
+    even if it costs more: where many nodes must change together, small parts never lead away from
+    the best choice.  Each leg of the second kind ends with a recombination.
 
     Args:
         shared: What is known; its problem is reduced.

@@ -1,7 +1,7 @@
 """The best choice that several solutions make up together.
 
 Each node keeps what one of the solutions gave it.  Where they agree nothing is left to decide, so
-that the reductions leave little, and there the bound's prices and the search see far.
+the reductions leave a small problem, on which the bound and the search do well.
 
 Source: tour merging (W. Cook, P. Seymour, INFORMS J. Computing 2003) and fusion moves (V. Lempitsky
 et al., PAMI 2010).

@@ -29,7 +29,7 @@ def stage_kind(cluster: ClusterSpec, stages: int) -> SubmeshKind | None:
 
 
 def chunk_ranges(body: Body, num_layers: int, num_chunks: int) -> Ranges:
-    """First and last layer of each chunk: equally many periods, the ends with what is around."""
+    """First and last layer of each chunk: equally many periods; the ends have the rest too."""
     each = body.num_periods // num_chunks * body.period
     bounds = [body.first + k * each for k in range(num_chunks + 1)]
     bounds[0], bounds[-1] = 0, num_layers

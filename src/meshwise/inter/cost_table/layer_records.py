@@ -1,4 +1,4 @@
-"""Records of layers by what they follow from, kept in files from one process to the next.
+"""Records of layers, each under a key, kept in files from one process to the next.
 
 The key of a record holds everything that its facts follow from: the layer's graph, the mesh with
 the numbers of its links and devices, the options of planning, and `computed_by`: the sources of
@@ -27,14 +27,14 @@ class _Kept(NamedTuple):
 
 
 class LayerRecords:
-    """Records of layers; `save` writes those that know more than when they were read."""
+    """Records of layers; `save` writes those with new facts."""
 
     def __init__(self, files: ResultFiles | None = None, computed_by: str = "") -> None:
-        """Know nothing yet.
+        """Begin without any record.
 
         Args:
             files: Where records are kept; None: nowhere, each layer begins with an empty one.
-            computed_by: What computes the facts.
+            computed_by: What computes the facts: sources, NumPy, machine; part of each key.
         """
         self._files, self._computed_by = files, computed_by
         self._known: dict[str, _Kept] = {}
@@ -63,7 +63,7 @@ class LayerRecords:
         return self._known[key].record
 
     def save(self) -> None:
-        """Keep what became known."""
+        """Write records with new facts, and keep the folder within its bound."""
         if self._files is None:
             return
         for key, (record, size) in self._known.items():
@@ -73,7 +73,7 @@ class LayerRecords:
         self._files.trim()
 
     def _digest(self, piece: PieceGraph) -> str:
-        """Return a text that two layers share if all of them is equal."""
+        """Return a text that is the same for two layers only if they are equal."""
         same = Same(piece)
         if same not in self._pieces:
             self._pieces[same] = hashlib.sha256(repr(piece).encode()).hexdigest()

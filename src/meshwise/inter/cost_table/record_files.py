@@ -44,7 +44,7 @@ def written_record(record: LayerRecord) -> bytes:
 
 
 def read_record(data: bytes) -> LayerRecord:
-    """Return the record that bytes hold; an empty one where they hold none."""
+    """Return the record that bytes hold; an empty one if they hold none."""
     try:
         found = json.loads(data)
         choices = [tuple(map(int, choice)) for choice in found["choices"]]
@@ -68,14 +68,14 @@ def read_record(data: bytes) -> LayerRecord:
 
 
 class _Choices:
-    """Each choice once; they are long, and stand in many places."""
+    """Each choice once: choices are long, and a record names the same one in many places."""
 
     def __init__(self) -> None:
         self.all: list[Choice] = []
         self._numbers: dict[Choice, int] = {}
 
     def number(self, choice: Choice | None) -> int:
-        """Return the number of a choice; -1 of none."""
+        """Return the number of a choice; -1 for none."""
         if choice is None:
             return -1
         if choice not in self._numbers:

@@ -1,7 +1,7 @@
 """What was found out about one layer on one mesh, so that nothing of it is computed twice.
 
 All of it follows from the layer, the mesh and the options of planning alone.  So a record may be
-kept in a file, and what a search takes from it is what the search would compute.
+kept in a file: what a search reads from it is what the search would compute.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeAlias
 from meshwise.inter.layer_cost.footprint import Footprint
 from meshwise.kernels.arrays import Floats
 
-# A choice for each class of nodes of the layer.
+# A choice for each class of nodes of the layer, by number.
 Choice: TypeAlias = tuple[int, ...]
-# A state that enters and one that leaves.
+# An entry of a cost matrix: the state that enters and the state that leaves.
 Place: TypeAlias = tuple[int, int]
 
 
@@ -25,9 +25,9 @@ class LayerBounds:
 
     Attributes:
         loop_s: Seconds of all micro-batches, by (states that enter, states that leave).
-        arriving_s: Of all micro-batches, as `LayerNetwork` has it for one; by state that enters.
-        returning_s: The same by state that leaves.
-        resident_bytes: Held all the time by one device.
+        arriving_s: `arriving_s` of `LayerNetwork`, but for all micro-batches; by state that enters.
+        returning_s: Likewise `returning_s`, by state that leaves.
+        resident_bytes: Bytes that one device holds all the time.
     """
 
     loop_s: Floats
@@ -37,7 +37,7 @@ class LayerBounds:
 
 
 class Raised(NamedTuple):
-    """The bound of an entry by messages for its states.
+    """The bound of an entry, by message passing with its states fixed.
 
     Attributes:
         bound_s: No plan costs less.
@@ -69,9 +69,9 @@ class PriceRecord:
     """What is known at one price of memory.
 
     Attributes:
-        bound_s: Bounds of all entries by messages for free states; None: unknown.
-        raised: Bounds by messages for the states of an entry.
-        relaxed_s: Bounds by reductions and bounds in turn, of entries that these do not settle.
+        bound_s: Bounds of all entries, by message passing with free states; None: unknown.
+        raised: Bounds of single entries, by message passing with their states fixed.
+        relaxed_s: Bounds of entries that reductions and bounds, in turn, do not settle.
         solved: Entries that the solver, or reductions and bounds, planned.
     """
 

@@ -3,9 +3,9 @@
 With n meshes and v stages on each of them a pipeline fills and drains in a v-th of the time, or in
 less.  The schedule says which stage lies where.  All meshes have one shape and plan their layers in
 one way, as Megatron-LM's do; the layers are cut so that the slowest stage takes the least, and
-among such cuts stages are as equal as can be.  What fits is ranked by the closed form of the
-schedule; the plans that promise most are simulated, and the fastest is taken.  It is the best of
-these, no more.  What is bounded above them is not planned.
+among such cuts stages are as equal as can be.  Plans that fit are ranked by the closed form of the
+schedule, the first of them are simulated, and the fastest of these is taken; another plan may be
+faster.  What has a bound above them is not planned.
 
 Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule, schedules in a V, their times).
 """

@@ -1,8 +1,8 @@
-"""Which devices may stay idle: those at the end of a host, or a whole host.
+"""Which devices may stay idle: those at the end of a host, or whole hosts.
 
-A stage that begins inside a host is priced as one that gets its input inside that host
-(`StageSubmesh.is_inner`), so another stage must be there before it.  Nothing is lost: the stages of
-a host can move to its first devices.
+A stage that begins inside a host is priced as if its input came from inside that host
+(`StageSubmesh.is_inner`), so there must be a stage before it on the same host.  No plan is lost:
+the stages of a host can always move to its first devices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshwise.kernels.arrays import Ints
 
 
 def host_starts(problem: StageProblem) -> tuple[int, ...]:
-    """Return the first device of each host, in order; none where places are not known.
+    """Return the first device of each host, in order; empty if submeshes have no known places.
 
     Args:
         problem: What is to be cut.
@@ -24,13 +24,13 @@ def host_starts(problem: StageProblem) -> tuple[int, ...]:
 
 
 def after_idle(problem: StageProblem) -> Ints:
-    """Return for each device where the next stage may begin if it stays idle, at the earliest.
+    """Return for each device where the next stage may begin, at the earliest, if it stays idle.
 
     Args:
         problem: What is to be cut.
 
     Returns:
-        One more than there are devices.
+        Numbers of devices; one entry more than there are devices.
     """
     found = np.arange(1, problem.num_devices + 2, dtype=np.int64)
     starts = host_starts(problem)

@@ -1,9 +1,9 @@
 """Attention on one device: rows of queries that stay, blocks of keys and values that come by.
 
-The softmax runs on: a block with a larger score scales what was summed before it.  So no more than
-the scores with one block are held, or with a *chunk* of a long one.  Gradients make the scores of
-each chunk again, and need of each row what the forward pass kept: its largest score, and the sum of
-its exponentials.
+The softmax is a running one: where a block has a larger score, what was summed before is scaled.
+So only the scores with one block are held, or with a *chunk* of a long block.  The gradients
+compute the scores of each chunk again.  For each row they need what the forward pass kept: its
+largest score, and the sum of its exponentials.
 
 Source: Milakov and Gimelshein 2018 (the running softmax); Liu, Zaharia and Abbeel 2023 (the ring).
 """
@@ -20,11 +20,11 @@ from jax import Array, lax
 
 from meshwise.rules.attention.scores import KEY, Scores
 
-# A chunk that is smaller than this part of what is allowed costs more than it saves.
+# A chunk of less than one part in so many of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
 
 
-# Its gradients have a first and a last turn, and no loop between them.
+# With two devices the gradients have a first and a last turn, and no loop between them.
 _SHORTEST_RING = 2
 
 
@@ -37,12 +37,12 @@ class Attention:
 
     Attributes:
         num_batch: Number of batch dims.
-        scores: What becomes of the first product.
+        scores: How scores follow from the first product.
         score_dtype: Dtype of the first product.
         weight_dtype: Dtype in which weights enter the second product.
         result_dtype: Dtype of the result.
         precision: Precision of the two products.
-        chunk: Number of keys with which scores are made at once, at most.
+        chunk: The most keys with which scores are made at once.
     """
 
     num_batch: int
@@ -89,7 +89,7 @@ class Attention:
         return self._dot(rows, values, KEY, KEY, self.sum_dtype, self._own(1))
 
     def _own(self, number: int) -> Any:
-        """Return the precision of the gradient of a product; an algorithm is for its own types."""
+        """Return the precision of a product's gradients; the default in place of an algorithm."""
         found = self.precision[number]
         return found if isinstance(found, lax.Precision) else None
 
@@ -128,7 +128,7 @@ ALONE = Place()
 
 
 class _Sums(NamedTuple):
-    """What a row has of the keys so far: largest score, sum of exponentials, sum of values."""
+    """For each row, of the keys so far: largest score, sum of exponentials, weighted values."""
 
     largest: Array
     total: Array

@@ -5,8 +5,8 @@
                          others -> gradients for queries, keys, values
 
 Loops: the batch dims, the dims of a group, and two for the rows of queries.  Along the first of
-these two keys and values are split as well, and go round; along the second, `gathered`, each device
-has all keys of its part of the ring, and their gradients are sums.
+these two, the ring, keys and values are split as well, and go round.  Along the second each device
+has all keys of its part of the ring, and gradients for keys and values are sums.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ attention_p.multiple_results = True
 attention_gradient_p = Primitive("attention_gradient")
 attention_gradient_p.multiple_results = True
 
-# Operands before the others of the scores.
+# Number of operands before the other operands of the scores.
 _FORWARD, _BACKWARD = 3, 7
 # Products of the size of the scores: of the first kind over features of keys, of the second over
 # those of values.
 _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = (1, 1), (3, 2)
-# Values of the size of the scores that a device holds at once: weights lie over the scores; in the
-# backward pass so do cotangents of scores over those of weights, and of the product.
+# How many values of the size of the scores a device holds at once.  Weights take the memory of the
+# scores; in the backward pass cotangents of scores take that of the cotangents of weights, and so
+# do those of the product.
 # Source: temporaries of both operators, compiled by XLA:CPU (JAX 0.10.2).
 _FORWARD_VALUES, _BACKWARD_VALUES = 1, 3
 # How often such values are written or read, all that is element-wise fused: in the dtype of sums
@@ -94,7 +95,7 @@ for _primitive, _run, _avals in (
 def attend(
     attention: Attention, queries: Array, keys: Array, values: Array, others: Sequence[Array]
 ) -> Array:
-    """Return the result of attention; others of the scores are constants of the derivative.
+    """Return the result of attention; the derivative takes `others` as constants.
 
     Args:
         attention: What is computed.
@@ -134,7 +135,7 @@ attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
-    """Loops; those that keys do not follow have the kind in which gradients for keys sum."""
+    """Return the loops; those that keys do not follow have the given kind."""
     attention: Attention = eqn.params["attention"]
     queries, keys = eqn.in_avals[:2]
     loops = LoopList()

@@ -1,8 +1,8 @@
 """What stands between the first product and the softmax, so that it can be made block by block.
 
 Every value has the dims of the scores (batch ..., group ..., row, key); a dim along which it is
-constant has size 1.  Masks that follow from positions are made of the positions, of each block
-anew, and so are never held whole.
+constant has size 1.  Masks that follow from positions are computed from the positions of each
+block, and so are never held whole.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Elementwise:
     Attributes:
         primitive: The primitive.
         params: Its parameters, as pairs.
-        inputs: Numbers of the values that it takes.
+        inputs: Numbers of the values that it takes, as `Scores` counts them.
     """
 
     primitive: Primitive

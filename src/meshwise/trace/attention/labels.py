@@ -1,8 +1,8 @@
-"""Values that follow from a product dim by dim, so that a block of it gives a block of them.
+"""Values that follow from a product dim by dim: a block of the product gives a block of them.
 
 Each dim of such a value has the *label* of a dim of the product, or None where the value is
-constant along it.  Where a dim lies does not matter to what is computed, so a value is told by a
-*node*: a tuple that names the operation and the nodes that it takes.
+constant along it.  What is computed does not depend on the order of dims, so a value is described
+by a *node*: a tuple that names the operation and the nodes that it takes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _moved(eqn: Eqn, value: Value) -> tuple[Node, Labels] | None:
         kept = reshaped(eqn.invars[0].aval, shape, labels)
         return None if kept is None else (value.node, kept)
     if name == "stop_gradient" and value.node[0] == MAX:
-        # The softmax is the same whatever is subtracted, so the derivative of it does not matter.
+        # The softmax does not depend on what is subtracted, so its derivative does not matter.
         return value.node, labels
     if name in _REDUCTIONS:
         axes = params["axes"]
@@ -104,7 +104,7 @@ def _moved(eqn: Eqn, value: Value) -> tuple[Node, Labels] | None:
 
 
 def reshaped(before: Aval, shape: tuple[int, ...], labels: Labels) -> Labels | None:
-    """Return the labels after a reshape that adds or takes dims of size 1; None for others."""
+    """Return the labels after a reshape that adds or removes dims of size 1; None for others."""
     taken = [(size, label) for size, label in zip(before.shape, labels, strict=True) if size > 1]
     if [size for size, _ in taken] != [size for size in shape if size > 1]:
         return None

@@ -48,10 +48,11 @@ class Match:
         first: The equation of the first product.
         last: That of the second, whose result is replaced.
         attention: What is computed.
-        operands: Variables of queries, keys and values, each with the order of its dims.
+        operands: Variables of queries, keys and values, each with the order in which the operator
+            takes its dims.
         others: Variables of other operands of the scores, with the dims of the scores that their
             own dims follow.
-        order: The order of the dims of the operator's result in that of the second product.
+        order: For each dim of the second product's result the dim of the operator's result.
     """
 
     first: Eqn
@@ -93,7 +94,7 @@ def _spread(value: Array, dims: Sequence[int | None], rank: int) -> Array:
 
 
 def matches(jaxpr: FlatJaxpr, varied: Iterable[Var]) -> list[Match]:
-    """Find all attention whose inner values nothing else reads.
+    """Find all attention whose scores and weights nothing else reads.
 
     Args:
         jaxpr: A jaxpr whose calls were taken apart.
@@ -262,7 +263,7 @@ def _precision(eqn: Eqn) -> Any:
 
 
 def _dtype_of(scores: Node, first: Eqn) -> Any:
-    """Return the dtype of the scores, as far as it is told by casts; that of the product else."""
+    """Return the dtype of the scores: that of a last cast, or else that of the product."""
     if scores is not PRODUCT and str(scores[0]) == "convert_element_type":
         return dict(scores[1])["new_dtype"]
     return first.outvars[0].aval.dtype
@@ -271,7 +272,7 @@ def _dtype_of(scores: Node, first: Eqn) -> Any:
 def _second(
     last: Eqn, side: int, labels: Labels, dims: _Dims
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the order of the dims of values, and that of the result in the second product's."""
+    """Return the orders of the dims of values and of the result, as `Match` has them."""
     contracted, batched = last.params["dimension_numbers"]
     other = 1 - side
     if sorted(x for x in labels if x is not None) != sorted((*dims.batch, *dims.free, dims.key)):
@@ -348,7 +349,7 @@ class _Writing:
         return self._add(Elementwise(primitive, params, inputs))
 
     def _outside(self, atom: Var, labels: Labels) -> int:
-        """Write what is taken from outside: made of positions, or piece by piece, if possible."""
+        """Write what is taken from outside; where it can be made of positions, it is made."""
         inner = self._inner(atom, labels)
         if inner is not None:
             return self._number(inner)
@@ -356,10 +357,10 @@ class _Writing:
         return -len(self.others)
 
     def _inner(self, atom: Var, labels: Labels) -> Node | None:
-        """Return what makes a value, if that is better known than the value.
+        """Return the node that makes a value, if it should be made anew; None if it is taken.
 
-        It is where the value follows from positions, or varies along rows and keys although what it
-        is made of need not.
+        It is made anew where it follows from positions alone, or where it varies along rows and
+        keys: what it is made of may not.
         """
         if isinstance(atom, Literal):
             return number(atom)
