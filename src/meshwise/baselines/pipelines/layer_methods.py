@@ -95,7 +95,8 @@ def restricted_layer(
     )
     objective = ALPA if method == ALPA_INTRA_OP else options.objective
     changed = dataclasses.replace(options, restriction=restriction, objective=objective)
-    return _with_rows_crossing(layer_network(piece, mesh, changed, parts, evaluators), restriction)
+    known = None if parts is None else lambda: parts
+    return _with_rows_crossing(layer_network(piece, mesh, changed, known, evaluators), restriction)
 
 
 def _with_rows_crossing(layer: LayerNetwork, restriction: Restriction) -> LayerNetwork:
