@@ -169,7 +169,30 @@ def _sigmoid(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
-@pytest.mark.parametrize("attention", [_kept, _dropped, _sigmoid])
+def _one_row(q: Any, k: Any, v: Any) -> Any:
+    """Scores of one row of queries, which a bias makes different for each row."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q[:, :1], k) - 0.1 * jnp.arange(ROWS)[:, None]
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores * jnp.arange(KEYS), axis=-1), v)
+
+
+def _one_head(q: Any, k: Any, v: Any) -> Any:
+    """Scores of one head, which a slope makes different for each head."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q[:, :, :1], k[:, :, :1])
+    scores = scores * jnp.arange(1.0, HEADS + 1)[:, None, None]
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def _far_from_products(q: Any, k: Any, v: Any) -> Any:
+    """A polynomial of scores that would be long if written out: 3 ** 40 terms."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.1
+    for _ in range(40):
+        scores = scores * (1.1 - 0.1 * scores * scores)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+@pytest.mark.parametrize(
+    "attention", [_kept, _dropped, _sigmoid, _one_row, _one_head, _far_from_products]
+)
 def test_what_is_more_or_less_than_attention_stays(attention: Attention) -> None:
     assert _joined(_step(attention), _arrays(HEADS), ()) is None
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
-
-import numpy as np
 
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.kernels.folder import compiled_for
@@ -38,4 +37,5 @@ def kept_records() -> Generator[LayerRecords]:
 def _computed_by() -> str | None:
     """Return what costs follow from, to the last bit, besides what is planned; None if unknown."""
     sources = sources_digest(Path(__file__).parents[1])
-    return None if sources is None else repr((sources, np.__version__, compiled_for()))
+    libraries = [version(name) for name in ("numpy", "scipy", "highspy")]
+    return None if sources is None else repr((sources, libraries, compiled_for()))

@@ -9,7 +9,6 @@ Source: docs/decisions/0005.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -33,8 +32,6 @@ from meshwise.spmd.order import Order, communicates, decides, is_inlined, passed
 from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.evaluate import run_structured
 from meshwise.trace.program import Node, Program
-
-_SHORTEST_RING = 2
 
 
 class _Device:
@@ -180,10 +177,8 @@ def _computed(
     shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
     axes = ring_axes(rule, strategy, mesh.sizes)
     if axes:
-        # Blocks go round in a loop; of two devices it has one trip, and is no loop.
-        every = list(range(len(operands)))
-        is_inlined = math.prod(mesh.sizes[a] for a in axes) == _SHORTEST_RING
-        operands = order.before_loop(operands, every, is_inlined=is_inlined)
+        # What is sent first may wait for less than the rest.
+        operands = order.before_ring(operands)
     operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands, order.communicate)
     results = row.local(node.equation, shards, operands)
     order.derive(results, operands)

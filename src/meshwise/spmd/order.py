@@ -82,6 +82,13 @@ class Order:
             out[i] = self._after(out[i], missing)
         return out
 
+    def before_ring(self, operands: Sequence[Array]) -> list[Array]:
+        """Operands of an operator that sends some of them: each waits for all events so far."""
+        if not self.is_kept:
+            return list(operands)
+        so_far = (1 << len(self._shown)) - 1
+        return [self._after(value, so_far & ~self.of([value])) for value in operands]
+
     def after_loop(self, written: Sequence[Array]) -> None:
         """A loop is over once the results that it writes are there."""
         if self.is_kept and any(_is_number(value) for value in written):

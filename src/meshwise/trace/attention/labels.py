@@ -29,6 +29,10 @@ ELEMENTWISE = frozenset(elementwise.TABLE) - {"bitcast_convert_type", "stop_grad
 _REDUCTIONS = {"reduce_max": MAX, "reduce_sum": SUM}
 
 
+# A node is written out as a tree; larger ones are given up, since values may come in often.
+_LARGEST = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A value that follows from a product.
@@ -37,11 +41,13 @@ class Value:
         product: The equation of the product.
         node: What it is.
         labels: Labels of its dims.
+        size: Operations of the node, each as often as it is written.
     """
 
     product: Eqn
     node: Node
     labels: Labels
+    size: int = 1
 
 
 def operation(eqn: Eqn, nodes: tuple[Node, ...]) -> Node:
@@ -65,15 +71,25 @@ def followed(eqn: Eqn, known: Mapping[Var, Value]) -> Value | None:
         known: Values by variable.
 
     Returns:
-        None if it is none of the operations that are understood, or mixes products.
+        None if it is none of the operations that are understood, mixes products, or stretches a dim
+        of a product that has size 1.
     """
     found = [known[v] for v in eqn.invars if not isinstance(v, Literal) and v in known]
     if not found or len(eqn.outvars) != 1 or any(x.product is not found[0].product for x in found):
         return None
     if eqn.primitive.name in ELEMENTWISE:
-        return _elementwise(eqn, known, found)
-    made = _moved(eqn, found[0])
-    return None if made is None else Value(found[0].product, *made)
+        value = _elementwise(eqn, known, found)
+    else:
+        made = _moved(eqn, found[0])
+        value = None if made is None else Value(found[0].product, *made, found[0].size + 1)
+    if value is None or value.size > _LARGEST:
+        return None
+    sizes, shape = value.product.outvars[0].aval.shape, eqn.outvars[0].aval.shape
+    is_whole = all(
+        label is None or size == sizes[label]
+        for size, label in zip(shape, value.labels, strict=True)
+    )
+    return value if is_whole else None
 
 
 def _moved(eqn: Eqn, value: Value) -> tuple[Node, Labels] | None:
@@ -136,7 +152,8 @@ def _elementwise(eqn: Eqn, known: Mapping[Var, Value], found: list[Value]) -> Va
                 return None
             nodes.append(outside)
     node = _simplified(operation(eqn, tuple(nodes)))
-    return Value(found[0].product, node, tuple(labels))
+    size = 1 + sum(value.size for value in found)
+    return Value(found[0].product, node, tuple(labels), size)
 
 
 def outside_node(atom: Var, labels: Labels) -> Node | None:
