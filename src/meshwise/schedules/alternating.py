@@ -53,12 +53,4 @@ class AlternatingSchedule(PipelineSchedule):
                 if count + m < num_microbatches:
                     tasks.append(Task(FORWARD, stage, count + m))
             tables.append(tuple(tasks))
-        return Schedule(
-            name=self.name,
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            num_meshes=num_meshes,
-            tasks=tuple(tables),
-            splits_backward=False,
-            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
-        )
+        return self.schedule_of(tables, num_stages, num_microbatches)

@@ -37,16 +37,7 @@ class Inference(PipelineSchedule):
             )
             for mesh in range(num_meshes)
         )
-        return Schedule(
-            name=self.name,
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            num_meshes=num_meshes,
-            tasks=tables,
-            splits_backward=False,
-            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
-            forward_only=True,
-        )
+        return self.schedule_of(tables, num_stages, num_microbatches)
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return 1: what a forward needs ends with it."""

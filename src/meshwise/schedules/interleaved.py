@@ -64,15 +64,7 @@ class Interleaved(PipelineSchedule):
                 if warm_up + k < len(order):
                     tasks.append(Task(FORWARD, *order[warm_up + k]))
             tables.append(tuple(tasks))
-        return Schedule(
-            name=self.name,
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            num_meshes=num_meshes,
-            tasks=tuple(tables),
-            splits_backward=False,
-            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
-        )
+        return self.schedule_of(tables, num_stages, num_microbatches)
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return the chunks of the warm-up, each of them a v-th of what the mesh runs."""

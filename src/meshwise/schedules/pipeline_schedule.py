@@ -9,13 +9,14 @@ Source: docs/facts.md section 5.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from meshwise.schedules.schedule import Schedule
+from meshwise.schedules.schedule import WEIGHT, Schedule, Task
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -103,6 +104,27 @@ class PipelineSchedule(ABC):
             num_microbatches: Micro-batches of one step.
         """
         return True
+
+    def schedule_of(
+        self, tasks: Sequence[tuple[Task, ...]], num_stages: int, num_microbatches: int
+    ) -> Schedule:
+        """Return the table of given tasks.
+
+        Args:
+            tasks: For each mesh its tasks, in order.
+            num_stages: Stages of the pipeline.
+            num_microbatches: Micro-batches of one step.
+        """
+        return Schedule(
+            name=self.name,
+            num_stages=num_stages,
+            num_microbatches=num_microbatches,
+            num_meshes=len(tasks),
+            tasks=tuple(tasks),
+            splits_backward=any(task.kind == WEIGHT for row in tasks for task in row),
+            mesh_of_stage=self.mesh_of_stage(num_stages, len(tasks)),
+            forward_only=self.forward_only,
+        )
 
     @property
     def table_name(self) -> str:

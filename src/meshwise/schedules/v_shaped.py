@@ -119,15 +119,7 @@ class VShapedSchedule(PipelineSchedule):
             found = TaskList(mesh, num_stages - 1 - mesh)
             self.run_mesh(found, mesh, num_meshes, num_microbatches)
             tables.append(tuple(found.tasks))
-        return Schedule(
-            name=self.name,
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            num_meshes=num_meshes,
-            tasks=tuple(tables),
-            splits_backward=True,
-            mesh_of_stage=self.mesh_of_stage(num_stages, num_meshes),
-        )
+        return self.schedule_of(tables, num_stages, num_microbatches)
 
     def allows(self, num_meshes: int, num_microbatches: int) -> bool:
         """Return whether there are enough micro-batches."""

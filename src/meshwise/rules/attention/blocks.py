@@ -22,8 +22,6 @@ from meshwise.rules.attention.scores import KEY, Scores
 
 # A chunk of less than one part in so many of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
-
-
 # With two devices the gradients have a first and a last turn, and no loop between them.
 _SHORTEST_RING = 2
 
