@@ -58,12 +58,9 @@ def _references(folder: Path) -> list[dict[str, str]]:
 def run(path: Path, row: dict[str, str], seed: int) -> dict[str, Any]:
     """One run, its answer checked in integers."""
     limit = float(row["time_limit_s"])
-    command = [sys.executable, "-c", "from meshwise.cli import main; main()", "solve", str(path)]
-    command += ["--time-limit", f"{limit}", "--seed", f"{seed}", "--json"]
     start = time.monotonic()
-    out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    data = solved(path, limit, seed)
     seconds = time.monotonic() - start
-    data = json.loads(out.stdout)
     return {
         "instance": row["instance"],
         "seed": seed,
@@ -74,6 +71,14 @@ def run(path: Path, row: dict[str, str], seed: int) -> dict[str, Any]:
         **_checked(path, row, data),
         **{name: int(row[name]) if row[name] else None for name in COLUMNS},
     }
+
+
+def solved(path: Path, limit_s: float, seed: int) -> dict[str, Any]:
+    """Return what `meshwise solve --json` prints for a file, in a process of its own."""
+    command = [sys.executable, "-c", "from meshwise.cli import main; main()", "solve", str(path)]
+    command += ["--time-limit", f"{limit_s}", "--seed", f"{seed}", "--json"]
+    out = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    return json.loads(out.stdout)
 
 
 def _checked(path: Path, row: dict[str, str], data: dict[str, Any]) -> dict[str, Any]:

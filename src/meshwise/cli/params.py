@@ -1,7 +1,7 @@
 """Types of command-line values: mesh shapes, sizes in bytes, numbers that may be `auto`.
 
-`batch_option`, `dtype_option`, `statistics_option` and `trace_option` are options that several
-commands have.
+`batch_option`, `dtype_option`, `config_option`, `statistics_option` and `trace_option` are options
+that several commands have.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ batch_option = click.option(
 )
 dtype_option = click.option(
     "--dtype", default="float16", show_default=True, help="Data type of the products of --model."
+)
+config_option = click.option(
+    "--config",
+    "changes",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="A field of the configuration of --model, as seq_len=32768; may be repeated.",
 )
 statistics_option = click.option(
     "--microbatch-statistics",

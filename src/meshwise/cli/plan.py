@@ -18,6 +18,7 @@ from meshwise.cli.params import (
     ByteSize,
     ClusterName,
     batch_option,
+    config_option,
     dtype_option,
     statistics_option,
     trace_option,
@@ -58,6 +59,10 @@ Examples:
   meshwise plan --model gpt-1.3b --cluster "1x dgx-h100" --dtype bfloat16 --verify
       A GPT on 8 H100, and what XLA:GPU says of its programs, without a GPU.
 \b
+  meshwise plan --model llama-70b --config seq_len=131072 --config param_dtype=bfloat16 \\
+      --dtype bfloat16 --batch 32 --cluster "8x dgx-h100"
+      A model whose configuration is changed: rows of 131,072 tokens.
+\b
   meshwise plan --model gpt-6.7b --cluster "2x p3.16xlarge" --as megatron
       The options with which Megatron-LM is fastest there, and how far that is from a free plan.
 \b
@@ -80,6 +85,7 @@ Examples:
 )
 @batch_option
 @dtype_option
+@config_option
 @click.option(
     "--layers", type=click.IntRange(1), help="Number of layers; by default as many as repeat."
 )
@@ -175,6 +181,7 @@ def plan(
     cluster: ClusterSpec,
     batch: int,
     dtype: str,
+    changes: tuple[str, ...],
     layers: int | None,
     counts: tuple[int, ...],
     stages: int | None,
@@ -233,7 +240,7 @@ def plan(
         if verify:
             check_target(cluster, target)
         with collection_paused():
-            chosen = chosen_step(model, step, batch, dtype)
+            chosen = chosen_step(model, step, batch, dtype, changes)
         verified: Verification | None = None
         with kept_records() if uses_cache else nullcontext() as records:
             planner = _Planner(request, chosen, report, records)
@@ -244,7 +251,8 @@ def plan(
             else:
                 planned = planner.plan()
         found, timeline = planned.plan, planned.timeline
-        found = replace(found, model=f"{model}, {dtype}" if model else step or "")
+        name = ", ".join((model, dtype, *changes)) if model else step or ""
+        found = replace(found, model=name)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
     texts = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import meshwise as mw
-from meshwise.cli.params import batch_option, dtype_option, statistics_option
+from meshwise.cli.params import batch_option, config_option, dtype_option, statistics_option
 from meshwise.cli.steps import chosen_step, model_names
 from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
@@ -40,6 +40,7 @@ DOES_NOT_FIT = 3
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
 @batch_option
 @dtype_option
+@config_option
 @statistics_option
 @click.option("--target", metavar="NAME", help="As h100; the devices of the plan by default.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
@@ -49,6 +50,7 @@ def verify(
     step: str | None,
     batch: int,
     dtype: str,
+    changes: tuple[str, ...],
     statistics: Statistics,
     target: str | None,
     as_json: bool,
@@ -65,7 +67,7 @@ def verify(
 
     try:
         found = plan_from_file(plan)
-        fun, state, rows = chosen_step(model, step, batch, dtype)
+        fun, state, rows = chosen_step(model, step, batch, dtype, changes)
         replayed = mw.parallelize(
             fun,
             method=mw.Replay(found),

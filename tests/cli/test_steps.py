@@ -1,0 +1,40 @@
+"""`--config`: fields of a model's configuration from the command line."""
+
+from __future__ import annotations
+
+import click
+import jax
+import jax.numpy as jnp
+import pytest
+
+from meshwise.cli.steps import chosen_step
+
+
+def test_fields_of_the_model_are_changed() -> None:
+    changes = ("seq_len=64", "param_dtype=bfloat16", "num_layers=3", "scan_layers=true")
+    _, state, batch = chosen_step("llama-tiny", None, 4, "bfloat16", changes)
+    assert {leaf.shape[:2] for leaf in jax.tree.leaves(batch)} == {(4, 64)}
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(state[0])}
+    assert dtypes == {jnp.dtype("bfloat16")}
+    assert any(leaf.shape[0] == 3 for leaf in jax.tree.leaves(state[0]))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("sequence=64", "no field 'sequence'; there are "),
+        ("seq_len=long", "'long' is no int"),
+        ("seq_len", "'' is no int"),
+        ("scan_layers=yes", "scan_layers is true or false"),
+        ("num_kv_heads=3", "3 kv heads do not divide"),
+    ],
+)
+def test_a_wrong_change_is_refused(change: str, text: str) -> None:
+    with pytest.raises(click.UsageError, match="--model llama-tiny") as caught:
+        chosen_step("llama-tiny", None, 4, "float16", (change,))
+    assert text in str(caught.value)
+
+
+def test_a_step_of_ones_own_has_no_configuration() -> None:
+    with pytest.raises(click.UsageError, match="--config changes a --model"):
+        chosen_step(None, "module:make", 4, "float16", ("seq_len=64",))
