@@ -14,6 +14,9 @@ import pytest
 import meshwise as mw
 from meshwise.plan.plan import Plan
 from meshwise.planner import one_mesh
+from meshwise.planner.pipeline import plan_pipeline
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.trace.step import StepSignature
 
 FEATURES = 32
 # Each device has a link of its own to a slow network.
@@ -76,6 +79,16 @@ def test_heads_are_split_by_all_to_all_also_where_scores_do_not_fit() -> None:
     large = {c.kind for c in plan.collectives if c.num_bytes >= 2**20}
     assert "all-to-all" in large
     assert "permute" not in large
+
+
+def test_before_attention_is_looked_for_no_minutes_pass_with_remedies() -> None:
+    told: list[str] = []
+    request = PipelineRequest(cluster=FAST, memory_bytes=2 * 2**30, num_microbatches=(2,))
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    found = plan_pipeline(_step(8), _shapes(2, 32_768, 8), {}, signature, request, told.append)
+    assert found.plan.joins_attention
+    (place,) = (i for i, text in enumerate(told) if text.endswith("looking for attention"))
+    assert not any("would it fit" in text for text in told[:place])
 
 
 def test_where_the_batch_suffices_it_is_split_and_the_step_stays_as_it_is() -> None:

@@ -141,6 +141,7 @@ def plan_pipeline(
 
 def _searched(
     opened: OpenStep,
+    seeks_remedies: bool,
     request: PipelineRequest,
     report: Callable[[str], object],
     pins: tuple[PipelinePin, ...],
@@ -153,50 +154,61 @@ def _searched(
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
     options = search_options(layers, flop, request)
     with _timed(layers, request, report) as times:
-        return planned_layers(layers, request.cluster, options, report, pins, times, records)
+        return planned_layers(
+            layers,
+            request.cluster,
+            options,
+            report,
+            pins,
+            times,
+            records,
+            seeks_remedies=seeks_remedies,
+        )
 
 
 def _with_attention(
     opened: OpenStep,
     request: PipelineRequest,
     report: Callable[[str], object],
-    searched: Callable[[OpenStep], PlannedPipeline],
+    searched: Callable[[OpenStep, bool], PlannedPipeline],
 ) -> PlannedPipeline:
     """Return the fastest pipeline, with attention as one operator where its keys go round.
 
     That is looked for where the batch has fewer rows than there are devices, or where nothing else
-    fits: else rows of the batch are the better thing to split.
+    fits: else rows of the batch are the better thing to split.  Attention as one operator holds
+    less, so where nothing fits with it either, what would help is asked of it alone.
+
+    Args:
+        opened: The step.
+        request: What is asked.
+        report: Is told of progress.
+        searched: Plans a step; told whether its error says what would help.
 
     Raises:
         InfeasibleError: nothing fits.
     """
-    found, failure = None, None
     try:
-        found = searched(opened)
+        found = searched(opened, False)
     except InfeasibleError as error:
-        failure = error
-    rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
-    if found is None or min(rows) < request.cluster.num_devices:
+        report(f"{error}; looking for attention")
         joined = with_attention(opened)
-        if joined is not None:
-            report("the same with attention as one operator")
-            try:
-                other = searched(joined)
-            except InfeasibleError:
-                other = None
-            if other is not None and _is_better(other, found):
-                return replace(other, plan=replace(other.plan, joins_attention=True))
-    if found is None:
-        assert failure is not None
-        raise failure
-    return found
+        return searched(opened, True) if joined is None else _joined(searched(joined, True))
+    rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
+    joined = with_attention(opened) if min(rows) < request.cluster.num_devices else None
+    if joined is None:
+        return found
+    report("the same with attention as one operator")
+    try:
+        other = searched(joined, False)
+    except InfeasibleError:
+        return found
+    is_faster = other.plan.simulated_s < found.plan.simulated_s and _has_ring(other)
+    return _joined(other) if is_faster else found
 
 
-def _is_better(joined: PlannedPipeline, found: PlannedPipeline | None) -> bool:
-    """Return whether a plan with attention as one operator is taken."""
-    if found is None:
-        return True
-    return joined.plan.simulated_s < found.plan.simulated_s and _has_ring(joined)
+def _joined(planned: PlannedPipeline) -> PlannedPipeline:
+    """Return the same, with a plan that says that attention is one operator."""
+    return replace(planned, plan=replace(planned.plan, joins_attention=True))
 
 
 def _has_ring(planned: PlannedPipeline) -> bool:

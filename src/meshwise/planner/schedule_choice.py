@@ -75,6 +75,8 @@ def planned_layers(
     pins: Sequence[PipelinePin] = (),
     times: LayerTimes | None = None,
     records: LayerRecords | None = None,
+    *,
+    seeks_remedies: bool = True,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for given layers, and simulate it.
 
@@ -86,6 +88,7 @@ def planned_layers(
         pins: What is fixed.
         times: Tells how long planned layers take; None: the model does.
         records: What was found out about layers before; None: nothing.
+        seeks_remedies: Whether the error says, where nothing fits, with what something would.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -101,6 +104,7 @@ def planned_layers(
         report=report,
         pins=pins,
         plans=SharedPlans(layers, options.intra, times, records),
+        seeks_remedies=seeks_remedies,
     )
     if len(groups) == 1 or any(pin.schedule for pin in pins):
         return _one(_with_room(asked))
@@ -121,7 +125,7 @@ def planned_layers(
             asked,
             options=replace(options, schedules=group),
             cutoff_s=cutoff_s,
-            seeks_remedies=best is None and is_plain not in failed,
+            seeks_remedies=seeks_remedies and best is None and is_plain not in failed,
         )
         try:
             found = _with_room(some)
