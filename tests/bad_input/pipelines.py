@@ -17,11 +17,19 @@ X = np.ones((8, 4), np.float32)
 CLUSTER = mw.Cluster.virtual("2x p3.2xlarge")
 
 
-def planned(fun: Any, batch: Any = X) -> Any:
+def planned(fun: Any, batch: Any = X, num_microbatches: int = 2) -> Any:
     method = mw.Auto(stages=2)
-    return mw.parallelize(fun, method=method, cluster=CLUSTER, num_microbatches=2).plan(
-        WEIGHTS, batch
-    )
+    return mw.parallelize(
+        fun, method=method, cluster=CLUSTER, num_microbatches=num_microbatches
+    ).plan(WEIGHTS, batch)
+
+
+def taken(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        return error(weights, jnp.take(batch, jnp.argmax(batch, axis=1), axis=0))
+
+    value, grads = mw.value_and_grad(loss)(weights)
+    return descended(weights, grads), value
 
 
 def error(weights: Any, batch: Any) -> Any:
@@ -68,6 +76,13 @@ PIPELINES = (
         TraceError,
         "a stage runs micro-batch by micro-batch, but sub at pipelines.py:{line} (normalised.loss) "
         "needs the rows of the whole batch; use one stage",
+    ),
+    Case(
+        "stages of one row",
+        lambda: planned(taken, X[:1], 1),
+        TraceError,
+        "{any}; the batch has one row, and its dim is not told from other dims of size 1; pass two "
+        "rows or more, or plan without stages (method=mw.IntraOp())",
     ),
     Case(
         "stages of an empty batch",

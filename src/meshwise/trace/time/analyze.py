@@ -101,7 +101,7 @@ def analyze(
         except _RetryError as retry:
             top.go_back(retry.forced)
         except NotSeparableError as error:
-            raise _refusal(error.node, error.reason) from None
+            raise _refusal(error.node, error.reason, batch.size) from None
 
 
 _NO_LOSS = (
@@ -111,12 +111,19 @@ _NO_LOSS = (
 )
 
 
-def _refusal(node: Node, reason: str) -> TraceError:
+def _refusal(node: Node, reason: str, num_rows: int) -> TraceError:
+    remedy = (
+        "use num_microbatches=1, rewrite the loss as sums over the batch, or accept "
+        'microbatch_statistics="local" (statistics of each micro-batch, results averaged)'
+    )
+    if num_rows == 1:
+        remedy = (
+            "the batch has one row, and its dim is not told from other dims of size 1; pass two "
+            "rows or more, or plan without stages (method=mw.IntraOp())"
+        )
     return TraceError(
         f"the step does not separate into micro-batches: {node.name} at "
-        f"{source_line(node.source)} {reason}; use num_microbatches=1, rewrite the loss as sums "
-        'over the batch, or accept microbatch_statistics="local" (statistics of each micro-batch, '
-        "results averaged)"
+        f"{source_line(node.source)} {reason}; {remedy}"
     )
 
 
