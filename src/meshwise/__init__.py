@@ -5,6 +5,7 @@ and `meshwise doctor` answers where JAX is broken.
 """
 
 import importlib
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from meshwise.request.pins import Pin as Pin
     from meshwise.rules.kernel import sharded_kernel as sharded_kernel
     from meshwise.rules.kernel_loops import KernelLoops as KernelLoops
+    from meshwise.spmd.specs import jax_mesh as jax_mesh
     from meshwise.spmd.specs import partition_specs as partition_specs
+    from meshwise.spmd.specs import shardings as shardings
     from meshwise.trace.loss import grad as grad
     from meshwise.trace.loss import value_and_grad as value_and_grad
     from meshwise.train.stage_arrays import checkpoint_handler as checkpoint_handler
@@ -44,7 +47,7 @@ _NAMES = {
     "meshwise.plan.plan": "Plan",
     "meshwise.rules.kernel": "sharded_kernel",
     "meshwise.rules.kernel_loops": "KernelLoops",
-    "meshwise.spmd.specs": "partition_specs",
+    "meshwise.spmd.specs": "jax_mesh partition_specs shardings",
     "meshwise.trace.loss": "grad value_and_grad",
     "meshwise.train.stage_arrays": "checkpoint_handler",
 }
@@ -52,10 +55,15 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 
 _ROOMS = {"errors": "meshwise.errors", "ray": "meshwise.hosts.ray"}
+# `from meshwise import *` takes these, the lazy ones too.
+__all__ = sorted([*_MODULES, *_ROOMS])  # pyright: ignore[reportUnsupportedDunderAll]
+__version__: str
 
 
 def __getattr__(name: str) -> Any:
     """A public name, imported and then kept."""
+    if name == "__version__":
+        return version("meshwise")
     if name in _ROOMS:
         return importlib.import_module(_ROOMS[name])
     if name not in _MODULES:
@@ -67,4 +75,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names."""
-    return sorted([*_MODULES, *_ROOMS])
+    return __all__

@@ -61,3 +61,7 @@ class SolverError(MeshwiseError):
 
 class StateLostError(MeshwiseError):
     """A failure while donated state was being updated: the state is gone."""
+
+
+class PlanWarning(UserWarning):
+    """A plan that a user may not want; the same text stands in `Plan.warnings`."""

@@ -188,7 +188,7 @@ def test_donated_but_not_returned_is_a_warning() -> None:
     parallel = parallelize(step, donate_argnums=(0, 1))
     with pytest.warns(UserWarning, match="donate_argnums") as caught:
         plan = parallel.plan(STATE, X)
-    assert [str(w.message) for w in caught] == [f"step: {text}"]
+    assert str(caught[0].message) == f"step: {text}"
     assert plan.warnings[0] == text
     state = fresh()
     parallel(state, X)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,13 @@ def test_both_lists_of_names_are_the_same():
         if name != "errors":
             assert getattr(mw, name) is getattr(importlib.import_module(module), name)
     assert mw.errors.ClusterError.__module__ == "meshwise.errors"
+
+
+def test_a_star_import_takes_the_public_names_and_no_others():
+    taken: dict[str, object] = {}
+    exec("from meshwise import *", taken)
+    assert sorted(taken.keys() - {"__builtins__"}) == dir(mw)
+    assert mw.__version__ == importlib.metadata.version("meshwise")
 
 
 def test_an_unknown_name_is_an_attribute_error():

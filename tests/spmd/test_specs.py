@@ -191,3 +191,18 @@ def test_a_stack_of_layers_is_split_as_its_layers() -> None:
         mw.partition_specs(plan, {"w": spec((3, 8, 16))})
     with pytest.raises(PlanError, match="the layers of 0/w lie in different ways"):
         mw.partition_specs(stacked("R S0", "S0 R"), {"w": spec((2, 8, 16))})
+
+
+def test_shardings_place_the_arguments_on_the_mesh_of_the_plan() -> None:
+    def step(weights: Any, rows: Any) -> Any:
+        return weights - (rows @ weights).mean(), rows.sum()
+
+    given = jnp.ones((8, 4)), jnp.ones((16, 8))
+    plan = mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(8)).plan(*given)
+    assert plan.mesh.shape == dict(mw.jax_mesh(plan).shape)
+    assert plan.mesh.axis_names == mw.jax_mesh(plan).axis_names
+    weights, rows = jax.device_put(given, mw.shardings(plan, *given))
+    assert weights.sharding.is_fully_replicated
+    assert {shard.data.shape for shard in rows.addressable_shards} == {(2, 8)}
+    with pytest.raises(PlanError, match="the plan is for 8 devices, and there are 4"):
+        mw.jax_mesh(plan, jax.devices()[:4])

@@ -23,6 +23,13 @@ _CATALOG_HOSTS = (
 )
 
 
+ONE_CPU = (
+    "it is planned for one CPU device, which is all that JAX has here; for 8 virtual ones call "
+    'jax.config.update("jax_num_cpu_devices", 8) before JAX is first used, and to plan for other '
+    'hardware pass cluster=mw.Cluster.virtual("1x dgx-h100")'
+)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class OneProcess(spec.ClusterSpec):
     """The devices of one process of a job, which runs steps on them by itself."""
@@ -45,6 +52,11 @@ def local_cluster() -> spec.ClusterSpec:
     if current_job() is None:
         return found
     return OneProcess(name=found.name, groups=found.groups)
+
+
+def is_one_cpu(cluster: spec.ClusterSpec | None) -> bool:
+    """Return whether a cluster is one CPU device."""
+    return cluster is not None and cluster.name == cpu_cluster(1).name
 
 
 def accelerator_host(kind: str, num_devices: int, memory_bytes: int | None) -> HostSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -22,11 +23,13 @@ from meshwise.api.arguments import (
     positional_parameters,
 )
 from meshwise.api.bound_steps import kept_step
+from meshwise.api.distributed_cluster import seen_cluster
 from meshwise.api.init_state import born_sharded, init_call, planned_for_state, state_place
 from meshwise.api.job_planning import plan_in_job
+from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.step_record import StepRecord
-from meshwise.errors import PlanError, StateLostError, TraceError
+from meshwise.errors import PlanError, PlanWarning, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
@@ -48,6 +51,22 @@ if TYPE_CHECKING:
     from meshwise.targets.verification import Verification
 
 _NOT_FITTING = (TypeError, ValueError)
+# What a function of `jax.jit` has, and what to use here.
+_OF_JIT = {
+    "lower": "program_text(...) returns the program, compiled_text(...) what XLA made of it, "
+    "verify(...) compiles it for devices that are not here",
+    "trace": "plan(...) traces and plans; jax.make_jaxpr(step.__wrapped__)(...) only traces",
+    "eval_shape": "use jax.eval_shape(step.__wrapped__, ...)",
+    "clear_cache": "call parallelize anew to forget plans and programs",
+}
+
+
+def _users_level() -> int:
+    """Return how many calls above its caller the first one is that is not of Meshwise."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and frame.f_globals["__name__"].startswith("meshwise."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class ParallelStep(PlannedStep):
@@ -96,6 +115,15 @@ class ParallelStep(PlannedStep):
             return kept.setdefault(instance, kept.get(instance) or self._bound_to(instance))
         name = self._options.name
         return kept_step(instance, name, id(self), lambda: self._bound_to(instance))
+
+    def __getattr__(self, name: str) -> Any:
+        """Say what takes the place of what a function of `jax.jit` has.
+
+        Raises:
+            AttributeError: always.
+        """
+        text = f"a step made by parallelize has no attribute {name!r}"
+        raise AttributeError(f"{text}: {_OF_JIT[name]}" if name in _OF_JIT else text)
 
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
@@ -442,9 +470,11 @@ class ParallelStep(PlannedStep):
             else:
                 planned = plan_in_job(job, name, given, self._request)
             self._planned[key] = planned
-            if isinstance(planned, PlannedProgram):
-                for text in planned.traced.warnings:
-                    warnings.warn(f"{name}: {text}", stacklevel=4)
+            told = list(planned.plan.warnings)
+            if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):
+                told.append(ONE_CPU)
+            for text in told:
+                warnings.warn(f"{name}: {text}", PlanWarning, stacklevel=_users_level())
         return self._planned[key]
 
     def _job(self) -> Job | None:

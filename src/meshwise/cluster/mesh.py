@@ -83,6 +83,16 @@ class LogicalMesh:
         return tuple(axis.name for axis in self.axes)
 
     @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Name of each axis, as `jax.sharding.Mesh` has them."""
+        return self.names
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Size of each axis by its name, as `jax.sharding.Mesh` has them."""
+        return dict(zip(self.names, self.sizes, strict=True))
+
+    @property
     def num_devices(self) -> int:
         """Devices in all."""
         return math.prod(self.sizes)

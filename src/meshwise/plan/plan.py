@@ -8,15 +8,28 @@ from meshwise.plan.consistent import check_consistent
 from meshwise.plan.files.json_form import fields_from_json, plan_to_json
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.text.explain import explain
+from meshwise.units import bytes_text, seconds_text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(PlanRecord):
     """A plan for one step, on one mesh or as a pipeline; its fields are those of `PlanRecord`."""
 
     def explain(self) -> str:
         """Return the plan as a text of at most 100 columns; it needs nothing but the plan."""
         return explain(self)
+
+    def __repr__(self) -> str:
+        """Return one line: what is planned, where, and what it takes."""
+        count = len(self.stages)
+        parts = [
+            *filter(None, (self.model,)),
+            f"{count} stages" if count > 1 else "x".join(map(str, self.mesh.sizes)),
+            *([] if self.cluster is None else [f"on {self.cluster.name}"]),
+            f"{seconds_text(self.simulated_s)} a step",
+            f"{bytes_text(self.peak_bytes)} a device",
+        ]
+        return f"<Plan: {', '.join(parts)}>"
 
     def __str__(self) -> str:
         """Return the text of `explain`."""

@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.errors import PlanError
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Stage
-from meshwise.spmd.program import partition_spec
+from meshwise.spmd.program import concrete_mesh, partition_spec
 
 
 def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -62,6 +62,53 @@ def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         specs = _specs_of_stages(plan, names, shapes)
     trees, keywords = jax.tree.unflatten(tree, specs)
     return (*trees, keywords) if keywords else tuple(trees)
+
+
+def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
+    """Return the JAX mesh of a plan of one mesh, with Auto axes.
+
+    Args:
+        plan: The plan, also one read from JSON.
+        devices: The devices, row-major; the first ones of `jax.devices()` by default.
+
+    Raises:
+        PlanError: the plan has several stages, each with its own mesh, or there are too few
+            devices.
+    """
+    logical = plan.mesh
+    there = jax.devices() if devices is None else list(devices)
+    if len(there) < logical.num_devices:
+        raise PlanError(
+            f"the plan is for {logical.num_devices} devices, and there are {len(there)}: "
+            f"{', '.join(map(str, there[:3]))}"
+        )
+    return concrete_mesh(logical, there[: logical.num_devices])
+
+
+def shardings(
+    plan: Plan, *args: Any, devices: Sequence[Any] | None = None, **kwargs: Any
+) -> tuple[Any, ...]:
+    """Return the arguments of a step with a `NamedSharding` in place of each leaf.
+
+    Args:
+        plan: A plan of one mesh.
+        *args: As for `partition_specs`.
+        devices: As for `jax_mesh`.
+        **kwargs: As for `partition_specs`.
+
+    Returns:
+        As `partition_specs`: trees for `jax.device_put`, or for `in_shardings` of `jax.jit`.
+
+    Raises:
+        PlanError: the arguments are not those of the plan, or it is as `jax_mesh` refuses.
+    """
+    specs = partition_specs(plan, *args, **kwargs)
+    mesh = jax_mesh(plan, devices)
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
 
 
 def _specs_of_stages(
