@@ -22,7 +22,19 @@ def _uninitialised(x: Any) -> Any:
     return primitives.empty2_p.bind(dtype=np.dtype(np.float32), memory_space=space)
 
 
+def _shown(x: Any) -> Any:
+    jax.debug.callback(lambda _: None, x)
+    return x * 2
+
+
+def _on_host(x: Any) -> Any:
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return jax.pure_callback(np.sin, like, x, vmap_method="expand_dims")
+
+
 ON_DEVICES = (
+    Case("host_call", "for its effect", _shown, (np.ones((8, 4), np.float32),)),
+    Case("pure_callback", "2-D", _on_host, (np.ones((8, 4), np.float32),)),
     Case("rng_uniform", "an empty range", lambda a: lax.rng_uniform(a, a, (8,)), (np.float32(2),)),
     Case("empty", "2-D", _empty, (np.float32(2),)),
     Case(

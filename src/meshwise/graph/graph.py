@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from meshwise.graph.loops import LoopRule
 from meshwise.graph.structure import Structure
 
+# A call of a function of the host that has an effect.
+HOST_CALL = "host_call"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
@@ -88,6 +91,13 @@ class Operator:
     apart: bool = False
     dim_orders: tuple[tuple[int, ...], ...] = ()
     scratch: Scratch | None = None
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether it calls a function of the host for its effect, itself or in a body."""
+        return self.kind == HOST_CALL or any(
+            op.has_effect for body in self.bodies for op in body.operators
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

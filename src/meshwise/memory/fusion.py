@@ -109,7 +109,7 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         users: For each value its readers.
         rules: Those of the compiler.
     """
-    values, leaving = program.values, frozenset(program.outputs)
+    values, leaving = program.values, frozenset(program.outputs) | program.effects
     rounded = rounded_for_products(values, users) if rules.into_products else frozenset[int]()
     epilogue = epilogues(values, users, leaving, rounded) if rules.into_products else {}
     narrowest = narrowest_bytes(values) if rules.into_products else ()

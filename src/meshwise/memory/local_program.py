@@ -107,6 +107,7 @@ class LocalProgram:
     Attributes:
         values: The values; they name one another by position.
         outputs: Positions of the results of the graph.
+        effects: Positions of what is there for its effect, whether it is read or not.
         aliases: For a result the input whose buffer it takes.
         loops: For each loop or branch the position of its operator.
         branches: The branches among them: their results may lie over what they read.
@@ -116,6 +117,7 @@ class LocalProgram:
 
     values: list[LocalValue] = field(default_factory=list[LocalValue])
     outputs: list[int] = field(default_factory=list[int])
+    effects: set[int] = field(default_factory=set[int])
     aliases: dict[int, int] = field(default_factory=dict[int, int])
     loops: dict[int, int] = field(default_factory=dict[int, int])
     branches: set[int] = field(default_factory=set[int])

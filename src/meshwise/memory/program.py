@@ -317,6 +317,8 @@ class _Writer:
         # Several results of one operator lie in one tuple: the first stands for the instruction.
         for t, layout in zip(op.outputs, chosen.results, strict=True):
             value = self.result(time, op, treated, t, layout, tuple(operands))
+            if op.has_effect:
+                self.out.effects.add(value)
             if t in self.reordered:
                 size = self.out.values[value].num_bytes
                 copy = LocalValue(InstructionKind.REDUCE, (value,), size, t, time, is_moving=True)
@@ -462,6 +464,8 @@ class _Writer:
                 reads.append(out.add(copy))
         loop = out.add(LocalValue(InstructionKind.OPAQUE, tuple(reads), 0, first, time))
         out.loops[loop] = time
+        if op.has_effect:
+            out.effects.add(loop)
         if structure.kind == COND:
             out.branches.add(loop)
         for t, layout in zip(op.outputs, chosen.results, strict=True):

@@ -68,6 +68,10 @@ class Shards(ABC):
     def is_first(self, loop: int) -> jax.Array | bool:
         """Return whether this is the first part of a loop, where a replicated term counts."""
 
+    def is_first_device(self) -> jax.Array | bool:
+        """Return whether this is the first device of the mesh."""
+        return True
+
     def axis_names(self, loop: int) -> tuple[str, ...]:
         """Return the names of the mesh axes that split a loop; none where it is split in time."""
         del loop

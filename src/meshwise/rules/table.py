@@ -13,7 +13,17 @@ from jax.core import ShapedArray
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
-from meshwise.rules import along_dim, elementwise, identity, kernel, random, reduce, shape, whole
+from meshwise.rules import (
+    along_dim,
+    callbacks,
+    elementwise,
+    identity,
+    kernel,
+    random,
+    reduce,
+    shape,
+    whole,
+)
 from meshwise.rules.attention import operators as attention
 from meshwise.rules.indexed import gather, scatter, slicing
 from meshwise.rules.primitive import Equation, PrimitiveRule
@@ -47,6 +57,7 @@ def _typed(row: PrimitiveRule) -> PrimitiveRule:
 _FAMILIES = (
     along_dim,
     attention,
+    callbacks,
     convolution,
     dot_general,
     elementwise,

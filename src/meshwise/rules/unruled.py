@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _EFFECT = "a side effect: refused"
+_CALLED = "a function of the host, called once: `host_call` takes its place"
 _COLLECTIVE = "a collective over axes that the user's own `shard_map` or `vmap` binds"
 _REFERENCE = "reads or writes a reference: refused outside of a kernel"
 _KERNEL = "an opaque kernel: state its loops, by mw.sharded_kernel or rules="
@@ -13,9 +14,9 @@ _INSIDE = "only inside other primitives, or while they are differentiated"
 
 _NAMES = {
     _EFFECT: """
-        after_all create_token debug_callback debug_print io_callback pure_callback
-        inspect_sharding dce_sink infeed outfeed check
+        after_all create_token inspect_sharding dce_sink infeed outfeed check
     """,
+    _CALLED: "debug_callback debug_print io_callback",
     _COLLECTIVE: """
         all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pbroadcast pmax
         pmin ppermute preduced psum psum_invariant psum2 pvary ragged_all_to_all reduce_scatter

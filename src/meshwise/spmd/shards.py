@@ -58,3 +58,8 @@ class SpaceShards(Shards):
         if self.parts(loop) == 1:
             return True
         return self._rank(loop) == 0
+
+    def is_first_device(self) -> Array | bool:
+        """Return whether every coordinate of this device is 0."""
+        axes = [a for a, size in enumerate(self._sizes) if size > 1]
+        return rank_along(axes, self._sizes, self._names) == 0 if axes else True

@@ -128,11 +128,11 @@ def with_batch_dims(program: Program) -> Program:
 
 
 def without_dead_code(program: Program) -> Program:
-    """Return the program without equations that no result needs."""
+    """Return the program without equations that no result needs and that have no effect."""
     needed = set(program.outputs)
     kept: list[Node] = []
     for node in reversed(program.nodes):
-        if any(out in needed for out in node.outputs):
+        if node.has_effect or any(out in needed for out in node.outputs):
             kept.append(node)
             needed.update(node.inputs)
     return replace(program, nodes=tuple(reversed(kept)))

@@ -16,6 +16,7 @@ from meshwise.jax_compat import (
     REMAT_NAMES,
     Aval,
     ClosedJaxpr,
+    Eqn,
     FlatJaxpr,
     Jaxpr,
     Literal,
@@ -25,25 +26,39 @@ from meshwise.jax_compat import (
     best_source,
     closed_jaxpr,
     dead_code_eliminated,
+    is_of_callback,
     is_tracer,
     source_line,
+    unordered,
+    with_a_result,
 )
+from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
 from meshwise.trace.program import Node, Program
 from meshwise.trace.structured import only_branch, solver_of, structured
 
-_REFUSED = (
-    "the step has {} at {}; a parallel step must be a pure function: take callbacks, prints and "
-    "host calls out of it"
+_REFUSED = "the step has {} at {}; a parallel step may have no effects but callbacks"
+_TAKES_RESULTS = (
+    "io_callback at {} returns values to the step, which one call for all devices cannot; return "
+    "nothing from it, or use jax.pure_callback if the function has no effect"
+)
+_IN_ORDER = (
+    "a callback with ordered=True at {} is inside a loop or a branch, where it has no order with "
+    "those outside; leave ordered out, or move it out of the loop"
 )
 
 
 class _Builder:
     """Collects the values and nodes of one program; lives only inside `flatten`."""
 
-    def __init__(self, foreign: Mapping[str, ForeignRule], mark_results: bool) -> None:
+    def __init__(
+        self, foreign: Mapping[str, ForeignRule], mark_results: bool, is_body: bool
+    ) -> None:
         self.foreign = foreign
+        self.is_body = is_body
+        # What the last ordered callback gave.
+        self.token: int | None = None
         self.mark_results = mark_results
         self.results: set[int] = set()
         self.avals: list[Aval] = []
@@ -112,7 +127,7 @@ class _Builder:
         )
         structure, bodies = structured(
             equation,
-            lambda body: flatten(body, self.foreign),
+            lambda body: flatten(body, self.foreign, is_body=True),
             lambda position: self.known(inputs[position]),
         )
         node = Node(equation, tuple(inputs), tuple(outputs), source, bodies, structure)
@@ -155,10 +170,11 @@ class _Builder:
                 outputs = self.inline_closed(solver, operands, source)
             elif name == "cond" and (branch := only_branch(eqn.params, self.known(inputs[0]))):
                 outputs = self.inline_closed(branch, inputs[1:], source)
-            elif name == "pure_callback":
-                raise TraceError(
-                    _REFUSED.format("a host callback (pure_callback)", source_line(source))
-                )
+            elif name in WITH_EFFECT or (
+                name in ("cond", "scan") and eqn.effects and not eqn.outvars
+            ):
+                self._with_effect(eqn, inputs, source)
+                outputs = []
             else:
                 avals = [var.aval for var in eqn.outvars]
                 outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
@@ -176,6 +192,26 @@ class _Builder:
         ]
         return self.inline(jaxpr, consts, args, outer)
 
+    def _with_effect(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> None:
+        """Append what is there only for its effect; ordered callbacks wait for each other."""
+        name = eqn.primitive.name
+        if name not in WITH_EFFECT:
+            params, aval = with_a_result(name, eqn.params)
+            self.bind(eqn.primitive, params, inputs, [aval], source)
+            return
+        if eqn.outvars:
+            raise TraceError(_TAKES_RESULTS.format(source_line(source)))
+        is_ordered, params = unordered(eqn.params)
+        if is_ordered and self.is_body:
+            raise TraceError(_IN_ORDER.format(source_line(source)))
+        token = self.token if is_ordered else None
+        if token is None:
+            token = self.constant(TOKEN, np.int32(0))
+        call = {"call": HostCall(eqn.primitive, params)}
+        (token,) = self.bind(host_call_p, call, [token, *inputs], [TOKEN], source)
+        if is_ordered:
+            self.token = token
+
     def _barrier(self, inputs: list[int], source: SourceInfo | None) -> list[int]:
         # Values recomputed by remat must not be merged with the ones of the forward pass.
         return self._each(jax.lax.optimization_barrier_p, inputs, source)
@@ -191,10 +227,13 @@ class _Builder:
 
 
 def _refuse_effects(jaxpr: Jaxpr) -> None:
-    if not jaxpr.effects:
+    others = [effect for effect in jaxpr.effects if not is_of_callback(effect)]
+    if not others:
         return
-    names = ", ".join(sorted(str(e) for e in jaxpr.effects))
-    where = next((source_line(e.source_info) for e in jaxpr.eqns if e.effects), "unknown line")
+    names = ", ".join(sorted(map(str, others)))
+    where = next(
+        (source_line(e.source_info) for e in jaxpr.eqns if e.effects & set(others)), "unknown line"
+    )
     raise TraceError(_REFUSED.format(f"side effects ({names})", where))
 
 
@@ -203,6 +242,7 @@ def flatten(
     foreign: Mapping[str, ForeignRule] | None = None,
     *,
     mark_results: bool = False,
+    is_body: bool = False,
 ) -> Program:
     """Make the flat program of a closed jaxpr.
 
@@ -210,13 +250,15 @@ def flatten(
         closed: The jaxpr.
         foreign: Rules for primitives, by name: such equations are bound as opaque kernels.
         mark_results: Give what leaves the loss ids of its own: `Program.results`.
+        is_body: Whether this is the body of a loop or a branch.
 
     Raises:
-        TraceError: the program has side effects, calls the host, or holds a foreign tracer.
+        TraceError: the program has effects other than callbacks, a callback that returns values or
+            is ordered in a loop, or a foreign tracer.
     """
     _refuse_effects(closed.jaxpr)
     jaxpr = cast(FlatJaxpr, dead_code_eliminated(closed.jaxpr))
-    builder = _Builder(foreign or {}, mark_results)
+    builder = _Builder(foreign or {}, mark_results, is_body)
     consts = [
         builder.constant(var.aval, value)
         for var, value in zip(jaxpr.constvars, closed.consts, strict=True)

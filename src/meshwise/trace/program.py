@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from meshwise.graph.graph import HOST_CALL
 from meshwise.graph.structure import Structure
 from meshwise.jax_compat import Aval, SourceInfo
 from meshwise.rules.primitive import Equation
@@ -38,6 +39,13 @@ class Node:
     def name(self) -> str:
         """Primitive name."""
         return self.equation.name
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether it calls a function of the host for its effect, itself or in a body."""
+        return self.name == HOST_CALL or any(
+            node.has_effect for body in self.bodies for node in body.nodes
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ def with_constants_inside(program: Program) -> Program:
     nodes: list[Node] = []
     for node in program.nodes:
         if not node.bodies:
-            if all(i in generated for i in node.inputs):
+            if not node.has_effect and all(i in generated for i in node.inputs):
                 generated.update(node.outputs)
                 makers.update(dict.fromkeys(node.outputs, node))
             nodes.append(node)

@@ -74,7 +74,8 @@ def _named(program: Program) -> list[Node]:
 def _tensors(program: Program, names: dict[int, str]) -> list[Tensor]:
     generated = set(program.constants)
     for node in program.nodes:
-        if not node.bodies and all(i in generated for i in node.inputs):
+        is_free = not (node.bodies or node.has_effect)
+        if is_free and all(i in generated for i in node.inputs):
             generated.update(node.outputs)
     names = names | {n.outputs[0]: n.equation.params["name"] for n in _named(program)}
     return [

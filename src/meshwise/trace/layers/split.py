@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jax import Array
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var
+from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var, source_line
 from meshwise.trace.layers.equations import (
     dependent,
     environment,
@@ -111,6 +111,7 @@ class _Halves:
     """
 
     def __init__(self, flat: ClosedJaxpr, batch_dims: Mapping[int, int]) -> None:
+        _refuse_callbacks(flat.jaxpr)
         self.flat, self.loss = flat, _only_loss(flat.jaxpr)
         others = [e for e in flat.jaxpr.eqns if e is not self.loss]
         # What both sides need of the arguments, each makes for itself.
@@ -137,6 +138,21 @@ class _Halves:
         known.update((outvars[k], value) for k, value in made)
         run(self._after, known)
         return [read(known, v) for v in self.flat.jaxpr.outvars]
+
+
+def _refuse_callbacks(jaxpr: FlatJaxpr) -> None:
+    """Check that nothing calls the host for an effect: no part of a stage would do that once.
+
+    Raises:
+        TraceError: something does.
+    """
+    for eqn in jaxpr.eqns:
+        if eqn.effects:
+            raise TraceError(
+                f"{eqn.primitive.name} at {source_line(eqn.source_info)} calls a function of the "
+                "host for its effect, and stages run no such calls; take it out of the step and "
+                "return what it shows, or plan without stages (method=mw.IntraOp())"
+            )
 
 
 def _only_loss(jaxpr: FlatJaxpr) -> Eqn:
