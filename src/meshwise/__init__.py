@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshwise.request.methods import Zero2 as Zero2
     from meshwise.request.methods import Zero3 as Zero3
     from meshwise.request.pins import Pin as Pin
+    from meshwise.rules.cudnn import cudnn_attention as cudnn_attention
     from meshwise.rules.kernel import sharded_kernel as sharded_kernel
     from meshwise.rules.kernel_loops import KernelLoops as KernelLoops
     from meshwise.spmd.specs import partition_specs as partition_specs
@@ -42,6 +43,7 @@ _NAMES = {
     ),
     "meshwise.request.pins": "Pin",
     "meshwise.plan.plan": "Plan",
+    "meshwise.rules.cudnn": "cudnn_attention",
     "meshwise.rules.kernel": "sharded_kernel",
     "meshwise.rules.kernel_loops": "KernelLoops",
     "meshwise.spmd.specs": "partition_specs",

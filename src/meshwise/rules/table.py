@@ -13,9 +13,20 @@ from jax.core import ShapedArray
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule, replicated_rule
-from meshwise.rules import along_dim, elementwise, identity, kernel, random, reduce, shape, whole
+from meshwise.rules import (
+    along_dim,
+    cudnn,
+    elementwise,
+    identity,
+    kernel,
+    random,
+    reduce,
+    shape,
+    whole,
+)
 from meshwise.rules.attention import operators as attention
 from meshwise.rules.indexed import gather, scatter, slicing
+from meshwise.rules.pallas import operators as pallas
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.products import dot_general, linalg, ragged_dot
 from meshwise.rules.windows import convolution, reduce_window
@@ -48,12 +59,14 @@ _FAMILIES = (
     along_dim,
     attention,
     convolution,
+    cudnn,
     dot_general,
     elementwise,
     gather,
     identity,
     kernel,
     linalg,
+    pallas,
     ragged_dot,
     random,
     reduce,

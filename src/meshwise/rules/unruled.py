@@ -27,9 +27,8 @@ _NAMES = {
         broadcast_to
     """,
     _KERNEL: """
-        call_exported cudnn_fusion custom_partitioning dot_product_attention_bwd_wrapper
-        dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd_wrapper
-        dot_product_attention_fwd_wrapper ffi_call pallas_call scaled_dot scaled_matmul_wrapper
+        call_exported cudnn_fusion custom_partitioning dot_product_attention_fp8_bwd_wrapper
+        dot_product_attention_fp8_fwd_wrapper ffi_call scaled_dot scaled_matmul_wrapper
         core_map shard_map
     """,
     _INSIDE: """
