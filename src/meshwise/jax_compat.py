@@ -240,7 +240,7 @@ def is_whole_block(eqn: Eqn) -> bool:
 
 
 def _is_whole_dim(index: Any, size: int) -> bool:
-    if isinstance(index, indexing.Slice):
+    if isinstance(index, indexing.Slice):  # pyright: ignore[reportPrivateImportUsage]
         return (index.start, index.size, index.stride) == (0, size, 1)
     value = index.val if isinstance(index, Literal) else index
     return size == 1 and isinstance(value, int | np.integer)
@@ -251,12 +251,12 @@ class KernelBlocks(NamedTuple):
 
     Attributes:
         sizes: Size of a block along each dim; None where it is no plain block.
-        index: From numbers of the grid (then scalars that are there before) to that of the block.
+        map: From numbers of the grid (then scalars that are there before) to that of the block.
         shape: Shape of the array.
     """
 
     sizes: tuple[int | None, ...]
-    index: FlatJaxpr
+    map: FlatJaxpr
     shape: tuple[int, ...]
 
 
@@ -269,7 +269,7 @@ def kernel_blocks(grid_mapping: Any) -> tuple[KernelBlocks, ...]:
     Returns:
         One for each.
     """
-    from jax.experimental import pallas  # noqa: PLC0415  (where it is not used it is not loaded)
+    from jax.experimental import pallas
 
     def size_of(dim: Any) -> int | None:
         if isinstance(dim, pallas.Squeezed):
@@ -279,7 +279,7 @@ def kernel_blocks(grid_mapping: Any) -> tuple[KernelBlocks, ...]:
     return tuple(
         KernelBlocks(
             sizes=tuple(map(size_of, mapping.block_shape)),
-            index=mapping.index_map_jaxpr.jaxpr,
+            map=mapping.index_map_jaxpr.jaxpr,
             shape=tuple(mapping.array_aval.shape),
         )
         for mapping in grid_mapping.block_mappings
@@ -369,9 +369,9 @@ def cudnn_on_one_device(
     own = _CUDNN_ON_ONE_DEVICE.get(primitive)
     if own is None:
         return primitive.bind(*operands, **params)
-    query, key, value, bias, *lengths = operands[:8]
-    lengths = cudnn._fix_seqlen_offsets(*lengths, query, key)
-    return own.bind(query, key, value, bias, *lengths, *operands[8:], **params)
+    query, key, value, bias, rows, keys, row_offsets, key_offsets, *others = operands
+    lengths = cudnn._fix_seqlen_offsets(rows, keys, row_offsets, key_offsets, query, key)
+    return own.bind(query, key, value, bias, *lengths, *others, **params)
 
 
 # What JAX says where it has no cuDNN.

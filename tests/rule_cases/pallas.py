@@ -1,4 +1,4 @@
-"""Pallas kernels, interpreted: attention of JAX's own, and small ones that are cut in other ways."""
+"""Pallas kernels, interpreted: attention of JAX's own, and a small one with rows in blocks."""
 
 from __future__ import annotations
 
@@ -21,22 +21,25 @@ from rule_cases.case import Case, floats, ints
 ROWS, WIDTH = 256, 32
 # A block of splash attention has 128 rows or more.
 _BLOCK = 128
+_SIZES = (
+    "block_q block_kv block_kv_compute block_q_dkv block_kv_dkv block_kv_dkv_compute "
+    "block_q_dq block_kv_dq"
+)
 
 
-def splash(num_heads: int, *, is_mqa: bool = False, rows: int = ROWS) -> Callable[..., Any]:
+def splash(
+    num_heads: int, *, is_mqa: bool = False, rows: int = ROWS, interpret: bool = True
+) -> Callable[..., Any]:
     """Splash attention of one row of the batch, with a causal mask: (head, row, feature)."""
-    names = (
-        "block_q block_kv block_kv_compute block_q_dkv block_kv_dkv block_kv_dkv_compute "
-        "block_q_dq block_kv_dq"
-    )
+    sizes: dict[str, Any] = dict.fromkeys(_SIZES.split(), _BLOCK)
     mask = splash_attention_mask.CausalMask((rows, rows))
-    make = splash_attention_kernel.make_splash_mqa if is_mqa else None
-    return (make or splash_attention_kernel.make_splash_mha)(
+    of_heads = splash_attention_kernel.make_splash_mha
+    return (splash_attention_kernel.make_splash_mqa if is_mqa else of_heads)(
         splash_attention_mask.MultiHeadMask([mask] * num_heads),
-        block_sizes=splash_attention_kernel.BlockSizes(**dict.fromkeys(names.split(), _BLOCK)),
+        block_sizes=splash_attention_kernel.BlockSizes(**sizes),
         head_shards=1,
         q_seq_shards=1,
-        interpret=True,
+        interpret=interpret,
     )
 
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from meshwise.graph.layout import SUM, Layout
 
 PARALLEL = "parallel"
+# Why dims of an operator stay whole about which nothing is known.
+NO_RULE = "no rule"
 
 # A dim follows a run of loops, major to minor; () is a dim that must stay whole (or has size 1).
 DimMap = tuple[tuple[int, ...], ...]
@@ -326,6 +328,6 @@ def replicated_rule(operand_ranks: Sequence[int], result_ranks: Sequence[int]) -
         loops=(),
         operands=tuple(((),) * rank for rank in operand_ranks),
         results=tuple(((),) * rank for rank in result_ranks),
-        whole="no rule",
+        whole=NO_RULE,
         ruled=False,
     )

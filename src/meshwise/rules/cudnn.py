@@ -171,9 +171,7 @@ def attention_flop(eqn: Equation, *, products: tuple[int, int]) -> float:
         products: Products of the size of the scores, over features of queries and of values.
     """
     sizes, params = _sizes(eqn), eqn.params
-    features = sum(
-        n * eqn.in_avals[i].shape[-1] for n, i in zip(products, (0, 2), strict=True)
-    )
+    features = sum(n * eqn.in_avals[i].shape[-1] for n, i in zip(products, (0, 2), strict=True))
     seen = 0.5 if "CAUSAL" in params["mask_type"].name else 1.0
     window = params["sliding_window_length"]
     if window:

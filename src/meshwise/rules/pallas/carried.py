@@ -55,17 +55,13 @@ def period(body: FlatJaxpr, axis: int) -> int | None:
     """
     found = 1
     for jaxpr, eqn in _equations(body):
-        name = eqn.primitive.name
-        if name not in ("program_id", "num_programs") or eqn.params["axis"] != axis:
+        if eqn.primitive.name != "program_id" or eqn.params["axis"] != axis:
             continue
         (place,) = eqn.outvars
-        uses = [use for use in jaxpr.eqns if place in use.invars]
-        divisors = {_divisor(use, place) for use in uses}
-        if name == "num_programs" or place in jaxpr.outvars or None in divisors:
+        divisors = {_divisor(use, place) for use in jaxpr.eqns if place in use.invars}
+        if place in jaxpr.outvars or None in divisors or len((divisors | {found}) - {1}) > 1:
             return None
-        if len((divisors | {found}) - {1}) > 1:
-            return None
-        found = max((found, *(d for d in divisors if d is not None)))
+        found = max(found, *(d for d in divisors if d is not None), 1)
     return found
 
 

@@ -58,7 +58,7 @@ def grid_loops(params: dict[str, Any]) -> tuple[list[GridLoop], list[str]]:
     loops: list[GridLoop] = []
     reasons: list[str] = []
     blocks = kernel_blocks(mapping)
-    follows = [_dependencies(x.index) for x in blocks]
+    follows = [_dependencies(x.map) for x in blocks]
     for axis, size in enumerate(mapping.grid):
         if size > 1:
             found = _grid_loop(params, axis, blocks, follows)
@@ -67,6 +67,24 @@ def grid_loops(params: dict[str, Any]) -> tuple[list[GridLoop], list[str]]:
             else:
                 loops.append(found)
     return loops, reasons
+
+
+def followed_loops(params: dict[str, Any]) -> list[list[int | None]]:
+    """Return for each dim of operands and results with blocks the loop of the grid that it follows.
+
+    Args:
+        params: The parameters of `pallas_call`.
+    """
+    mapping = params["grid_mapping"]
+    found: list[list[int | None]] = []
+    for block in kernel_blocks(mapping):
+        follows = _dependencies(block.map)
+        found.append([None] * len(block.shape))
+        for axis, size in enumerate(mapping.grid):
+            dim = _dim_of(block, follows, axis, size) if isinstance(size, int) else None
+            if isinstance(dim, tuple) and dim[1] == 1:
+                found[-1][dim[0]] = axis
+    return found
 
 
 def _dependencies(index: FlatJaxpr) -> list[frozenset[int]]:
@@ -122,29 +140,27 @@ def _grid_loop(
         splits_groups=step == 1 and all(dim is None or dim[1] == 1 for dim in dims[num_inputs:]),
         dims=tuple(None if dim is None else (dim[0], dim[1] > 1) for dim in dims),
         is_contiguous=group > 1
-        or any(
-            block.sizes[dim[0]] != 1 for block, dim in zip(blocks, dims, strict=True) if dim
-        ),
+        or any(block.sizes[dim[0]] != 1 for block, dim in zip(blocks, dims, strict=True) if dim),
         is_shared=bool(shared),
     )
 
 
 def _dim_of(
     block: KernelBlocks, follows: Sequence[frozenset[int]], axis: int, size: int
-) -> tuple[int, int] | None | str:
-    """Return which dim follows a loop, in groups of how many turns; a text where it is not clean."""
+) -> tuple[int, int] | str | None:
+    """Return which dim follows a loop, in groups of how many turns; a text if it is not clean."""
     found = [dim for dim, arguments in enumerate(follows) if axis in arguments]
     if not found:
         return None
     if len(found) > 1 or follows[found[0]] != {axis}:
         return "a block follows it and others"
     (dim,) = found
-    is_same = block.index.outvars[dim] is block.index.invars[axis]
+    is_same = block.map.outvars[dim] is block.map.invars[axis]
     numbers: list[Any] = list(range(size)) if is_same else []
     for number in range(len(numbers), size):
-        arguments: list[Any] = [None] * len(block.index.invars)
+        arguments: list[Any] = [None] * len(block.map.invars)
         arguments[axis] = number
-        numbers.append(outputs_of(block.index, arguments)[dim])
+        numbers.append(outputs_of(block.map, arguments)[dim])
     if None in numbers:
         return "the number of a block is not known before the kernel runs"
     group = size // (numbers[-1] + 1) if 0 <= numbers[-1] < size else 0

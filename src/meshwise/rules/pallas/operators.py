@@ -6,7 +6,9 @@ import hashlib
 import itertools
 import math
 import re
+import string
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from meshwise.jax_compat import (
     with_kernel_shapes,
 )
 from meshwise.rules.loop_list import LoopList
-from meshwise.rules.pallas.grid import GridLoop, grid_loops
+from meshwise.rules.pallas.grid import GridLoop, followed_loops, grid_loops
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind, result_elements
 from meshwise.rules.products.dot_general import TABLE as PRODUCTS
 
@@ -40,9 +42,9 @@ def pallas_rule(eqn: Equation) -> LoopRule:
     found, reasons = grid_loops(eqn.params)
     ranks = [len(aval.shape) for aval in eqn.in_avals], [len(aval.shape) for aval in eqn.out_avals]
     if not found:
-        return replicated_rule(*ranks)
+        return replace(replicated_rule(*ranks), whole="; ".join([*reasons, _statement(eqn)]))
     first = mapping.num_index_operands
-    dims = [[()] * rank for rank in (*ranks[0][first:], *ranks[1])]
+    dims: list[list[tuple[int, ...]]] = [[()] * rank for rank in (*ranks[0][first:], *ranks[1])]
     loops = LoopList()
     for loop in found:
         kind = SUM if loop.is_shared else PARALLEL
@@ -58,6 +60,29 @@ def pallas_rule(eqn: Equation) -> LoopRule:
         operands=(*of_scalars, *(tuple(x) for x in dims[:num])),
         results=tuple(tuple(x) for x in dims[num:]),
         whole=f"{eqn.params['name']}: {'; '.join(reasons)}" if reasons else "",
+    )
+
+
+def _statement(eqn: Equation) -> str:
+    """Return what to write where no loop is found, as far as block maps say it."""
+    fresh, mapping = itertools.count(1), eqn.params["grid_mapping"]
+    scalars = eqn.in_avals[: mapping.num_index_operands]
+    terms = [[(-next(fresh), 0) for _ in aval.shape] for aval in scalars]
+    for block, dims in zip(kernel_blocks(mapping), followed_loops(eqn.params), strict=True):
+        pairs = zip(dims, block.shape, strict=True)
+        terms.append([(-next(fresh), 0) if loop is None else (loop, n) for loop, n in pairs])
+    every = dict.fromkeys(key for term in terms for key in term)
+    if len(every) > len(string.ascii_letters):
+        return "no loop of its grid may be split; state its loops by mw.sharded_kernel"
+    letters = dict(zip(every, string.ascii_letters, strict=False))
+    texts = ["".join(letters[key] for key in term) for term in terms]
+    num = len(eqn.in_avals)
+    loops = f"{','.join(texts[:num])}->{','.join(texts[num:])}"
+    whole = "".join(letters.values())
+    return (
+        "no loop of its grid may be split; call it in a function under "
+        f'mw.sharded_kernel(loops="{loops}", whole="{whole}"), without the '
+        "letters in whole= that may be split"
     )
 
 
@@ -136,7 +161,7 @@ def pallas_detail(eqn: Equation) -> str:
     """
     params, mapping = eqn.params, eqn.params["grid_mapping"]
     said = [mapping.grid, mapping.vmapped_dims, mapping.block_mappings, params["jaxpr"]]
-    said += [block.index for block in kernel_blocks(mapping)]
+    said += [block.map for block in kernel_blocks(mapping)]
     said += [params[key] for key in ("input_output_aliases", "compiler_params", "interpret")]
     text = _ADDRESS.sub("", "\n".join(map(str, said)))
     digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

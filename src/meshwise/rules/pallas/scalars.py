@@ -19,19 +19,31 @@ from meshwise.jax_compat import (
 
 def _quotient(x: int, y: int) -> int:
     """Return the quotient as JAX rounds it: towards zero."""
-    return abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
+    return abs(x) // abs(y) * _sign(x) * _sign(y)
+
+
+def _remainder(x: int, y: int) -> int:
+    return x - _quotient(x, y) * y
+
+
+def _sign(x: int) -> int:
+    return (x > 0) - (x < 0)
+
+
+def _selected(which: int, *cases: int) -> int:
+    return cases[which]
 
 
 # What block maps and bodies compute with whole numbers.
-_FUNCTIONS: Mapping[str, Callable[..., int]] = MappingProxyType(
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "add": operator.add,
         "sub": operator.sub,
         "mul": operator.mul,
         "div": _quotient,
-        "rem": lambda x, y: x - _quotient(x, y) * y,
+        "rem": _remainder,
         "neg": operator.neg,
-        "sign": lambda x: (x > 0) - (x < 0),
+        "sign": _sign,
         "max": max,
         "min": min,
         "eq": operator.eq,
@@ -42,7 +54,7 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = MappingProxyType(
         "ge": operator.ge,
         "and": operator.and_,
         "or": operator.or_,
-        "select_n": lambda which, *cases: cases[which],
+        "select_n": _selected,
         "convert_element_type": int,
     }
 )
