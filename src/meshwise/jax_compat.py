@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import PurePath
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax.numpy as jnp
@@ -325,29 +325,19 @@ def with_kernel_shapes(
     }
 
 
-def _on_one_device(name: str, shapes: Any, lowering: Any) -> Primitive:
-    made = Primitive(name)
+@cache
+def _on_one_device(is_backward: bool) -> Primitive:
+    made = Primitive("cudnn_attention_gradient" if is_backward else "cudnn_attention")
     made.multiple_results = True
+    if is_backward:
+        shapes = cudnn._dot_product_attention_bwd_abstract
+        lowering = cudnn._dot_product_attention_bwd_cuda_lowering
+    else:
+        shapes = cudnn._dot_product_attention_fwd_abstract
+        lowering = cudnn._dot_product_attention_fwd_cuda_lowering
     made.def_abstract_eval(shapes)
     mlir.register_lowering(made, lowering, platform="cuda")
     return made
-
-
-# Attention by cuDNN as JAX binds it, and the same on one device.
-_CUDNN_ON_ONE_DEVICE: Mapping[Primitive, Primitive] = MappingProxyType(
-    {
-        cudnn._dot_product_attention_fwd_p_wrapper: _on_one_device(
-            "cudnn_attention",
-            cudnn._dot_product_attention_fwd_abstract,
-            cudnn._dot_product_attention_fwd_cuda_lowering,
-        ),
-        cudnn._dot_product_attention_bwd_p_wrapper: _on_one_device(
-            "cudnn_attention_gradient",
-            cudnn._dot_product_attention_bwd_abstract,
-            cudnn._dot_product_attention_bwd_cuda_lowering,
-        ),
-    }
-)
 
 
 def cudnn_on_one_device(
@@ -366,9 +356,10 @@ def cudnn_on_one_device(
     Returns:
         The results.
     """
-    own = _CUDNN_ON_ONE_DEVICE.get(primitive)
-    if own is None:
+    is_backward = primitive is cudnn._dot_product_attention_bwd_p_wrapper
+    if not is_backward and primitive is not cudnn._dot_product_attention_fwd_p_wrapper:
         return primitive.bind(*operands, **params)
+    own = _on_one_device(is_backward)
     query, key, value, bias, rows, keys, row_offsets, key_offsets, *others = operands
     lengths = cudnn._fix_seqlen_offsets(rows, keys, row_offsets, key_offsets, query, key)
     return own.bind(query, key, value, bias, *lengths, *others, **params)
