@@ -93,6 +93,11 @@ class Ring:
         operands: Operands that go round, until each device has seen each block.
         results: Results of which each device adds its share to a block that comes by, until the
             block is back at the device where it began.
+        halved_operands: Operands with rows, or with what goes round, of a causal mask: no row needs
+            a block behind it.  Of 2 n halves each device then takes one from the front and one
+            from the back, so that all have as much to do, and half of it; empty without such a
+            mask.
+        halved_results: Results of that kind.
     """
 
     loop: int
@@ -100,6 +105,8 @@ class Ring:
     size: int
     operands: tuple[int, ...]
     results: tuple[int, ...] = ()
+    halved_operands: tuple[int, ...] = ()
+    halved_results: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import Strategy
-from meshwise.graph.sends import ring_axes, ring_bytes
+from meshwise.graph.sends import half_bytes, ring_axes, ring_bytes, takes_halves
 from meshwise.plan.counts.flop import strategy_parts
 
 # The block that a device computes with, and the one that comes meanwhile; of results the latter
@@ -30,12 +30,16 @@ def scratch_bytes(
     """
     if op.scratch is None:
         return 0
-    share, num_bytes = op.scratch.share, 0
+    share, num_bytes, rows = op.scratch.share, 0, 1.0
     if axes := ring_axes(op.rule, strategy, sizes):
         share = min(share, 1 / math.prod(sizes[a] for a in axes))
         operands = [tensors[t] for t in op.inputs]
         results = [tensors[t] for t in op.outputs]
         of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
         num_bytes = _BLOCKS * of_operands + of_results
-    own_bytes = op.scratch.num_bytes / strategy_parts(op, strategy, sizes)
+        if takes_halves(op.rule, strategy, sizes):
+            # Scores of half of the rows with half of a block; halves lie beside what they are of.
+            share, rows = min(share, 1 / (2 * math.prod(sizes[a] for a in axes))), 0.5
+            num_bytes += 2 * sum(half_bytes(op.rule, strategy, sizes, operands, results))
+    own_bytes = rows * op.scratch.num_bytes / strategy_parts(op, strategy, sizes)
     return num_bytes + math.ceil(own_bytes * share)
