@@ -38,8 +38,26 @@ def scratch_bytes(
         of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
         num_bytes = _BLOCKS * of_operands + of_results
         if takes_halves(op.rule, strategy, sizes):
-            # Scores of half of the rows with half of a block; halves lie beside what they are of.
+            # Scores of half of the rows with half of a block; halves of rows lie beside rows.
             share, rows = min(share, 1 / (2 * math.prod(sizes[a] for a in axes))), 0.5
-            num_bytes += 2 * sum(half_bytes(op.rule, strategy, sizes, operands, results))
+            num_bytes += _bytes_of_rows(op, strategy, sizes, operands, results)
     own_bytes = rows * op.scratch.num_bytes / strategy_parts(op, strategy, sizes)
     return num_bytes + math.ceil(own_bytes * share)
+
+
+def _bytes_of_rows(
+    op: Operator,
+    strategy: Strategy,
+    sizes: tuple[int, ...],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+) -> int:
+    """Return the bytes of both halves of what has rows and does not go round."""
+    ring = op.rule.ring
+    assert ring is not None
+    stays = [
+        *(k not in ring.operands for k in ring.halved_operands),
+        *(k not in ring.results for k in ring.halved_results),
+    ]
+    halves = half_bytes(op.rule, strategy, sizes, operands, results)
+    return 2 * sum(half for half, is_here in zip(halves, stays, strict=True) if is_here)
