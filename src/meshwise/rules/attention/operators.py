@@ -53,8 +53,8 @@ _FORWARD, _BACKWARD = 3, 7
 _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = (1, 1), (3, 2)
 # How many values of the size of the scores a device holds at once.  Weights take the memory of the
 # scores; in the backward pass cotangents of scores take that of the cotangents of weights, and so
-# do those of the product.  Scores that are masked or changed lie beside the product in the forward
-# pass.
+# do those of the product.  In the forward pass scores that are masked or changed lie beside the
+# product, and the product beside its form with one batch dim, if it has several.
 # Source: temporaries of both operators, compiled by XLA:CPU (JAX 0.10.2).
 _FORWARD_VALUES, _BACKWARD_VALUES, _CHANGED_VALUES = 1, 3, 1
 # How often such values are written or read, all that is element-wise fused: in the dtype of sums
@@ -239,7 +239,8 @@ def _flop(eqn: Equation, products: tuple[int, int]) -> float:
 def _scratch(eqn: Equation, held: int, traffic: tuple[int, int, int]) -> Scratch:
     attention: Attention = eqn.params["attention"]
     count, num_keys = _num_scores(eqn), eqn.in_avals[1].shape[-2]
-    if held == _FORWARD_VALUES and attention.scores.steps:
+    is_changed = attention.num_batch > 1 or (attention.num_batch == 1 and attention.scores.steps)
+    if held == _FORWARD_VALUES and is_changed:
         held += _CHANGED_VALUES
     types = (attention.sum_dtype, attention.weight_dtype, eqn.in_avals[0].dtype)
     passes = sum(n * np.dtype(dtype).itemsize for n, dtype in zip(traffic, types, strict=True))
