@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from meshwise.request.methods import Zero2 as Zero2
     from meshwise.request.methods import Zero3 as Zero3
     from meshwise.request.pins import Pin as Pin
+    from meshwise.rules.cudnn import cudnn_attention as cudnn_attention
     from meshwise.rules.kernel import sharded_kernel as sharded_kernel
     from meshwise.rules.kernel_loops import KernelLoops as KernelLoops
     from meshwise.spmd.specs import jax_mesh as jax_mesh
@@ -45,6 +46,7 @@ _NAMES = {
     ),
     "meshwise.request.pins": "Pin",
     "meshwise.plan.plan": "Plan",
+    "meshwise.rules.cudnn": "cudnn_attention",
     "meshwise.rules.kernel": "sharded_kernel",
     "meshwise.rules.kernel_loops": "KernelLoops",
     "meshwise.spmd.specs": "jax_mesh partition_specs shardings",

@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
+import jax.numpy as jnp
 import numpy as np
-from jax import Array, core, export, lax, make_jaxpr
+from jax import Array, core, export, lax, make_jaxpr, nn, tree_util
 from jax._src import callback, compiler, debugging, distributed, source_info_util
 from jax._src.clusters import ClusterEnv
 from jax._src.core import trace_state_clean
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
-from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib import (
+    cuda_versions,
+    xla_client,  # pyright: ignore[reportPrivateImportUsage]
+)
 from jax._src.lib.mlir import (
     ir,  # pyright: ignore[reportPrivateImportUsage]
     passmanager,  # pyright: ignore[reportPrivateImportUsage]
 )
+from jax._src.state import indexing
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -213,6 +221,245 @@ def bodies(params: Mapping[str, Any]) -> list[FlatJaxpr]:
         The jaxprs.
     """
     return cast(list[FlatJaxpr], list(jex_core.jaxprs_in_params(dict(params))))
+
+
+def is_whole_block(eqn: Eqn) -> bool:
+    """Tell whether a read or write of a reference inside a kernel touches all of it.
+
+    Args:
+        eqn: A `get` or a `swap` (its second operand is what is written).
+
+    Returns:
+        Whether it does.
+    """
+    first = 2 if eqn.primitive.name == "swap" else 1
+    transforms = tree_util.tree_unflatten(eqn.params["tree"], eqn.invars[first:])
+    return all(
+        isinstance(transform, indexing.NDIndexer)
+        and all(map(_is_whole_dim, transform.indices, transform.shape))
+        for transform in transforms
+    )
+
+
+def _is_whole_dim(index: Any, size: int) -> bool:
+    if isinstance(index, indexing.Slice):  # pyright: ignore[reportPrivateImportUsage]
+        return (index.start, index.size, index.stride) == (0, size, 1)
+    value = index.val if isinstance(index, Literal) else index
+    return size == 1 and isinstance(value, int | np.integer)
+
+
+class KernelBlocks(NamedTuple):
+    """How an operand or a result of a Pallas kernel is cut into blocks.
+
+    Attributes:
+        sizes: Size of a block along each dim; None where it is no plain block.
+        map: From numbers of the grid (then scalars that are there before) to that of the block.
+        shape: Shape of the array.
+    """
+
+    sizes: tuple[int | None, ...]
+    map: FlatJaxpr
+    shape: tuple[int, ...]
+
+
+def kernel_blocks(grid_mapping: Any) -> tuple[KernelBlocks, ...]:
+    """Read the block maps of a Pallas kernel: those of its operands, then those of its results.
+
+    Args:
+        grid_mapping: The parameter of `pallas_call`.
+
+    Returns:
+        One for each.
+    """
+    from jax.experimental import pallas
+
+    def size_of(dim: Any) -> int | None:
+        if isinstance(dim, pallas.Squeezed):
+            return 1
+        return dim.block_size if isinstance(dim, pallas.Blocked) else None
+
+    return tuple(
+        KernelBlocks(
+            sizes=tuple(map(size_of, mapping.block_shape)),
+            map=mapping.index_map_jaxpr.jaxpr,
+            shape=tuple(mapping.array_aval.shape),
+        )
+        for mapping in grid_mapping.block_mappings
+    )
+
+
+def with_kernel_shapes(
+    params: Mapping[str, Any], grid: Sequence[int], shapes: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return the parameters of a Pallas kernel on a part of its grid.
+
+    Args:
+        params: The parameters of `pallas_call`.
+        grid: The part of the grid.
+        shapes: Shapes of the parts of operands and results that have blocks.
+
+    Returns:
+        The same kernel on arrays of these shapes.
+    """
+    whole = params["grid_mapping"]
+    mappings = tuple(
+        mapping.replace(array_aval=mapping.array_aval.update(shape=tuple(shape)))
+        for mapping, shape in zip(whole.block_mappings, shapes, strict=True)
+    )
+    share = math.prod(grid) / max(1, math.prod(whole.grid))
+    cost = params["cost_estimate"]
+    if cost is not None:
+        cost = replace(
+            cost,
+            flops=int(cost.flops * share),
+            transcendentals=int(cost.transcendentals * share),
+            bytes_accessed=int(cost.bytes_accessed * share),
+        )
+    avals = tuple(
+        aval.update(shape=tuple(shape))
+        for aval, shape in zip(params["out_avals"], shapes[whole.num_inputs :], strict=True)
+    )
+    return {
+        **params,
+        "grid_mapping": whole.replace(grid=tuple(grid), block_mappings=mappings),
+        "out_avals": avals,
+        "cost_estimate": cost,
+    }
+
+
+@cache
+def _on_one_device(is_backward: bool) -> Primitive:
+    made = Primitive("cudnn_attention_gradient" if is_backward else "cudnn_attention")
+    made.multiple_results = True
+    if is_backward:
+        shapes = cudnn._dot_product_attention_bwd_abstract
+        lowering = cudnn._dot_product_attention_bwd_cuda_lowering
+    else:
+        shapes = cudnn._dot_product_attention_fwd_abstract
+        lowering = cudnn._dot_product_attention_fwd_cuda_lowering
+    made.def_abstract_eval(shapes)
+    mlir.register_lowering(made, lowering, platform="cuda")
+    return made
+
+
+def cudnn_on_one_device(
+    primitive: Primitive, operands: Sequence[Array], params: Mapping[str, Any]
+) -> list[Array]:
+    """Bind attention by cuDNN where each device runs its own part.
+
+    JAX's own primitives find out how their operands are split, for which they want the devices
+    when a program is lowered; inside of `shard_map` nothing is to be found.  JAX 0.10.2.
+
+    Args:
+        primitive: One of JAX's primitives, or one in its place.
+        operands: The local operands.
+        params: The parameters.
+
+    Returns:
+        The results.
+    """
+    is_backward = primitive is cudnn._dot_product_attention_bwd_p_wrapper
+    if not is_backward and primitive is not cudnn._dot_product_attention_fwd_p_wrapper:
+        return primitive.bind(*operands, **params)
+    own = _on_one_device(is_backward)
+    query, key, value, bias, rows, keys, row_offsets, key_offsets, *others = operands
+    lengths = cudnn._fix_seqlen_offsets(rows, keys, row_offsets, key_offsets, query, key)
+    return own.bind(query, key, value, bias, *lengths, *others, **params)
+
+
+# What JAX says where it has no cuDNN.
+_NO_CUDNN = "cuDNN is not detected"
+# The cuDNN for which attention is traced where there is none: what it can do is asked of its
+# version.  Source: cuDNN 9.10.2, the oldest that JAX 0.10 supports on all its GPUs.
+_CUDNN_VERSION = 91002
+
+
+def is_missing_cudnn(error: Exception) -> bool:
+    """Tell whether JAX has raised an error because there is no cuDNN.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Whether it has.
+    """
+    return _NO_CUDNN in str(error)
+
+
+def attention_by_cudnn(
+    query: Array,
+    key: Array,
+    value: Array,
+    bias: Array | None,
+    mask: Array | None,
+    *,
+    scale: float | None,
+    is_causal: bool,
+    lengths: tuple[Array | None, Array | None],
+    window: int | None,
+) -> Array:
+    """Bind attention by cuDNN as `jax.nn.dot_product_attention` does, also where there is none.
+
+    JAX asks which cuDNN is there before it binds its primitives (0.10.2); nothing else of them
+    needs it.
+
+    Args:
+        query: (batch, row, head, feature).
+        key: (batch, key, head, feature).
+        value: (batch, key, head, feature).
+        bias: (1 or batch, 1 or head, row, key).
+        mask: The same, of booleans.
+        scale: Factor of the scores; None for one by the root of the features.
+        is_causal: Whether rows see only keys that are not behind them.
+        lengths: Numbers of rows and of keys of each sequence.
+        window: So many keys before its own place does a row see; None for all.
+
+    Returns:
+        (batch, row, head, feature).
+    """
+    if cuda_versions is not None:
+        return nn.dot_product_attention(
+            query,
+            key,
+            value,
+            bias,
+            mask,
+            scale=scale,
+            is_causal=is_causal,
+            query_seq_lengths=lengths[0],
+            key_value_seq_lengths=lengths[1],
+            local_window_size=None if window is None else (window, 0),
+            implementation="cudnn",
+        )
+    layout, unused = cudnn.AttentionLayout.BTNH, jnp.zeros(0, query.dtype)
+    mask_type = cudnn.MaskType.CAUSAL if is_causal else cudnn.MaskType.NO_MASK
+    rows, keys = lengths
+    if rows is not None or keys is not None:
+        mask_type = cudnn.MaskType.PADDING_CAUSAL if is_causal else cudnn.MaskType.PADDING
+        rows, keys = (
+            jnp.full(x.shape[:1], x.shape[1], np.int32) if own is None else own
+            for own, x in ((rows, query), (keys, key))
+        )
+    bias = cudnn.combine_bias_and_mask(bias, mask, query.dtype)
+    cudnn.check_layout(query, key, value, bias, rows, keys, None, None, None, None, layout)
+    return cudnn._dot_product_attention(
+        query,
+        key,
+        value,
+        unused if bias is None else bias,
+        unused if rows is None else rows,
+        unused if keys is None else keys,
+        *(unused,) * 4,
+        float(1 / np.sqrt(query.shape[-1])) if scale is None else scale,
+        42,
+        0.0,
+        (bias is not None, bias is not None),
+        mask_type,
+        layout.value,
+        None if window is None else window + 1,
+        _CUDNN_VERSION,
+        False,
+    )
 
 
 def while_parts(params: Mapping[str, Any]) -> tuple[Jaxpr, Jaxpr, int, int]:

@@ -19,7 +19,7 @@ from meshwise.graph.loops import (
     operand_layouts,
     result_layouts,
 )
-from meshwise.graph.sends import Send, ring_axes, sends
+from meshwise.graph.sends import Send, ring_axes, ring_share, sends, takes_halves
 from meshwise.graph.text import graph_text, parse_graph
 from meshwise.intra.price import step_time_s
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
@@ -46,12 +46,47 @@ GRADIENT = Tensor(shape=(KEYS, FEATURES), dtype="float32", itemsize=4)
 def test_operands_go_round_until_each_was_everywhere_and_results_until_they_are_home() -> None:
     of_keys, of_gradients = KEYS * FEATURES * 2, KEYS * FEATURES * 4
     assert sends(FORWARD, (0,), (4,), [QUERIES, KEY_ROWS], [QUERIES]) == (
-        Send((0,), 4, of_keys, 3),
+        Send((0,), 4, of_keys, 3, in_turns=True),
     )
     assert sends(BACKWARD, (0,), (4,), [QUERIES, KEY_ROWS], [QUERIES, GRADIENT]) == (
-        Send((0,), 4, of_keys, 3),
-        Send((0,), 4, of_gradients, 4),
+        Send((0,), 4, of_keys, 3, in_turns=True),
+        Send((0,), 4, of_gradients, 4, in_turns=True),
     )
+
+
+HALVED = replace(FORWARD, ring=Ring(0, 1, KEYS, (1,), halved_operands=(0, 1), halved_results=(0,)))
+
+
+def test_halves_are_exchanged_before_and_after() -> None:
+    """In units of one device's half; of two devices each keeps one of its halves."""
+    of_rows, of_keys = ROWS * FEATURES * 4, KEYS * FEATURES * 2
+    for count, times in ((2, 1), (4, 2)):
+        found = sends(HALVED, (0,), (count,), [QUERIES, KEY_ROWS], [QUERIES])
+        halves = [of_rows // 2, of_keys // 2, of_rows // 2]
+        assert found == (
+            Send((0,), count, of_keys, count - 1, in_turns=True),
+            *(Send((0,), count, num_bytes, times) for num_bytes in halves),
+        )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "share"),
+    [
+        ((2,), (0,), 5 / 8),
+        ((4,), (0,), 9 / 16),
+        ((2, 2), (0, 0), 9 / 16),
+        ((2, 2), (0, NONE), 5 / 8),
+        ((2, 2), (0, 1), 1.0),  # rows are split further
+        ((8,), (0,), 1.0),  # a block of one row has no halves
+        ((4,), (1,), 1.0),  # no ring
+    ],
+)
+def test_with_halves_a_device_does_about_half_of_its_share(
+    sizes: tuple[int, ...], strategy: tuple[int, ...], share: float
+) -> None:
+    assert ring_share(HALVED, strategy, sizes) == share
+    assert takes_halves(HALVED, strategy, sizes) == (share < 1)
+    assert ring_share(FORWARD, strategy, sizes) == 1
 
 
 def test_rows_are_split_by_both_loops_and_keys_by_the_ring_alone() -> None:
@@ -98,13 +133,13 @@ def test_axes_of_one_device_send_nothing() -> None:
     assert all(len(s) == 2 for s in enumerate_strategies(FORWARD, (2, 4)))
 
 
-def _graph(flop: float) -> Graph:
+def _graph(flop: float, rule: LoopRule = FORWARD) -> Graph:
     scratch = Scratch(num_bytes=64.0, share=0.5, traffic_bytes=256.0)
     operator = Operator(
         kind="attention",
         inputs=(0, 1),
         outputs=(2,),
-        rule=FORWARD,
+        rule=rule,
         flop=flop,
         heavy=True,
         scratch=scratch,
@@ -114,8 +149,9 @@ def _graph(flop: float) -> Graph:
     )
 
 
-def test_a_graph_with_a_ring_is_read_back() -> None:
-    graph = _graph(1024.0)
+@pytest.mark.parametrize("rule", [FORWARD, HALVED], ids=["whole", "halves"])
+def test_a_graph_with_a_ring_is_read_back(rule: LoopRule) -> None:
+    graph = _graph(1024.0, rule)
     assert parse_graph(graph_text(graph)) == graph
 
 

@@ -31,6 +31,12 @@ def by_jax(q: Any, k: Any, v: Any, lengths: Any) -> Any:
     )
 
 
+def causal(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    """Grouped heads under a causal mask and no other."""
+    del lengths
+    return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+
 def by_hand(q: Any, k: Any, v: Any, lengths: Any) -> Any:
     """Causal, with a bias that grows with distance and a mask of what is not a token."""
     k, v = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (k, v))
@@ -95,14 +101,14 @@ def joined(problem: Problem, num_microbatches: int = 1) -> TracedStep:
     return trace_step(found, num_microbatches=num_microbatches, num_devices=8)
 
 
-def ring_decision(graph: Graph, mesh: LogicalMesh) -> GraphDecision:
+def ring_decision(graph: Graph, mesh: LogicalMesh, goes_round: Any = ring_axes) -> GraphDecision:
     """The first random decision in which the keys of forward and backward passes go round."""
     for seed in range(1000):
         decision = random_decision(graph, mesh, random.Random(seed))
         kinds = {
             visit.operator.kind
             for visit in visits(graph, decision)
-            if ring_axes(visit.operator.rule, visit.decision.strategy, mesh.sizes)
+            if goes_round(visit.operator.rule, visit.decision.strategy, mesh.sizes)
         }
         if kinds == {"attention", "attention_gradient"}:
             return decision

@@ -93,14 +93,14 @@ def _both(
 
 
 def both_of(
-    *, batch: tuple[int, ...], rows: int, keys: int, features: int
+    *, batch: tuple[int, ...], rows: int, keys: int, features: int, causal: bool = False
 ) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
-    """Return attention without a mask and its gradient, each with the shapes of its operands."""
+    """Return attention, causal or without a mask, and its gradient, with shapes of operands."""
 
     def shape(*sizes: int) -> Any:
         return jax.ShapeDtypeStruct((*batch, *sizes), np.float32)
 
-    attention = _attention(len(batch))
+    attention = _attention(len(batch), _CAUSAL if causal else ())
     operands = (shape(rows, features), shape(keys, features), shape(keys, features))
     kept = (operands[0], shape(rows), shape(rows), shape(rows))
     return (
@@ -124,5 +124,6 @@ CASES = (
         (bools(8, 1, 8),),
     ),
     *_both("chunks", _attention(1, _CAUSAL, 2), _operands((2,), (), 16, 32)),
+    *_both("causal, in halves", _attention(1, _CAUSAL, 2), _operands((2,), (2,), 48, 48)),
     *_both("no batch", _attention(0), _operands((), (), 8, 8)),
 )

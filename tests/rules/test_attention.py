@@ -68,10 +68,11 @@ def _temporaries(equation: Equation, num_devices: int) -> int:
     return analysis.temp_size_in_bytes
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["no mask", "causal"])
 @pytest.mark.parametrize("number", [0, 1], ids=["forward", "backward"])
-def test_what_a_device_holds_falls_at_least_as_one_over_n(number: int) -> None:
+def test_what_a_device_holds_falls_at_least_as_one_over_n(number: int, causal: bool) -> None:
     """A block has 512 rows of 4,096 with eight devices; scores with all keys are never there."""
-    fun, shapes = both_of(batch=(2,), rows=4096, keys=4096, features=16)[number]
+    fun, shapes = both_of(batch=(2,), rows=4096, keys=4096, features=16, causal=causal)[number]
     program = flatten(jax.make_jaxpr(fun)(*shapes))
     graph = to_graph(program)
     operator, equation = graph.operators[-1], program.nodes[-1].equation

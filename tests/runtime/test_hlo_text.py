@@ -374,3 +374,17 @@ def test_strings_and_long_constants_do_not_confuse() -> None:
 def test_other_text_is_an_error(text: str) -> None:
     with pytest.raises(ProgramError, match="HLO"):
         parse_module(text)
+
+
+def test_what_a_kernel_says_of_itself_may_span_lines() -> None:
+    """XLA:TPU prints the metadata of a Pallas kernel as JSON, with a line for each key."""
+    said = 'frontend_attributes={kernel_metadata={\n"xprof_metadata":"{\\"block_q\\": (1}"\n}}'
+    text = entry(
+        "%p = f32[16,8] parameter(0)",
+        f'%k = f32[16,8] custom-call(%p), custom_call_target="k", {said}, metadata={{}}',
+        f"%k.2 = f32[16,8] copy(%k), {said}",
+        "ROOT %r = f32[16,8] negate(%k.2)",
+    )
+    main = parse_module(text).computations["main"]
+    assert [i.opcode for i in main.instructions] == ["parameter", "custom-call", "copy", "negate"]
+    assert main.instructions[1].attributes.endswith("metadata={}")

@@ -17,6 +17,7 @@ from meshwise.models.sizes.bert_sizes import bert_config
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.sizes.llama_sizes import llama_config
 from meshwise.models.steps import model_step
+from meshwise.rules.table import primitive_rule
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.program import Program
@@ -115,6 +116,62 @@ def test_attention_is_found_and_computes_the_same(name: str) -> None:
     got = run_program(program, jax.tree.leaves((weights, others)))
     for one, other in zip(got, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+
+
+# Of those above, the ones that a causal mask hides, and nothing else.
+CAUSAL = {"causal", "by hand", "rematerialised", "scanned"}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_only_a_causal_mask_lets_devices_take_halves(name: str) -> None:
+    attention, others, _ = FOUND[name]
+    program = _joined(_step(attention), _arrays(HEADS if name == "by hand" else GROUPS), others)
+    assert program is not None
+    nodes = [*program.nodes, *(n for node in program.nodes for b in node.bodies for n in b.nodes)]
+    for node in nodes:
+        if node.name.startswith("attention"):
+            ring = primitive_rule(node.equation).rule(node.equation).ring
+            assert ring is not None
+            assert bool(ring.halved_operands) == (name in CAUSAL)
+
+
+def _masked(hidden: Any, inner: float = 0.0) -> Attention:
+    """Attention in which `hidden(row, key)` is masked, and what `inner` hides before."""
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+        row, key = jnp.arange(ROWS)[:, None], jnp.arange(KEYS)[None, :]
+        if inner:
+            scores = jnp.where(key > 1, scores, inner)
+        scores = jnp.where(hidden(row, key), -1e9, scores)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+    return attention
+
+
+@pytest.mark.parametrize(
+    ("attention", "is_halved"),
+    [
+        (_masked(lambda row, key: row < key), True),
+        (_masked(lambda row, key: key > row), True),
+        (_masked(lambda row, key: row + 1 <= key), True),
+        (_masked(lambda row, key: ~(key <= row)), True),
+        (_masked(lambda row, key: key - row > 0), False),  # right, but not found
+        (_masked(lambda row, key: row <= key), False),  # row 0 sees nothing
+        (_masked(lambda row, key: row + 1 < key), False),  # a key behind is seen
+        (_masked(lambda row, key: row > key), False),
+        (_masked(lambda row, key: row < key, inner=-1e9), False),  # of some rows all is hidden
+    ],
+)
+def test_masks_are_causal_if_each_row_sees_itself_and_all_before(
+    attention: Attention, is_halved: bool
+) -> None:
+    program = _joined(_step(attention), _arrays(HEADS), ())
+    assert program is not None
+    (node,) = [node for node in program.nodes if node.name == "attention"]
+    ring = primitive_rule(node.equation).rule(node.equation).ring
+    assert ring is not None
+    assert bool(ring.halved_operands) == is_halved
 
 
 def test_low_precision_is_as_low_and_no_lower() -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from meshwise.graph.layout import SUM, Layout
 
 PARALLEL = "parallel"
+# Why dims of an operator stay whole about which nothing is known.
+NO_RULE = "no rule"
 
 # A dim follows a run of loops, major to minor; () is a dim that must stay whole (or has size 1).
 DimMap = tuple[tuple[int, ...], ...]
@@ -91,6 +93,11 @@ class Ring:
         operands: Operands that go round, until each device has seen each block.
         results: Results of which each device adds its share to a block that comes by, until the
             block is back at the device where it began.
+        halved_operands: Operands with rows, or with what goes round, of a causal mask: no row needs
+            a block behind it.  Of 2 n halves each device then takes one from the front and one
+            from the back, so that all have as much to do, and half of it; empty without such a
+            mask.
+        halved_results: Results of that kind.
     """
 
     loop: int
@@ -98,6 +105,8 @@ class Ring:
     size: int
     operands: tuple[int, ...]
     results: tuple[int, ...] = ()
+    halved_operands: tuple[int, ...] = ()
+    halved_results: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +335,6 @@ def replicated_rule(operand_ranks: Sequence[int], result_ranks: Sequence[int]) -
         loops=(),
         operands=tuple(((),) * rank for rank in operand_ranks),
         results=tuple(((),) * rank for rank in result_ranks),
-        whole="no rule",
+        whole=NO_RULE,
         ruled=False,
     )

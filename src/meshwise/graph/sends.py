@@ -16,6 +16,7 @@ from meshwise.graph.loops import (
     LoopRule,
     Strategy,
     axes_of_loop,
+    loop_parts,
     operand_layouts,
     result_layouts,
 )
@@ -29,12 +30,14 @@ class Send(NamedTuple):
         group_size: Devices in one group.
         num_bytes: B of docs/facts.md section 1: what all devices of a group send together.
         times: How often, while the operator runs once.
+        in_turns: Whether it goes round while the operator computes.
     """
 
     axes: tuple[int, ...]
     group_size: int
     num_bytes: int
     times: int
+    in_turns: bool = False
 
 
 def ring_axes(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, ...]:
@@ -48,6 +51,85 @@ def ring_axes(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> tuple
     if rule.ring is None:
         return ()
     return tuple(a for a in axes_of_loop(strategy, rule.ring.loop) if sizes[a] > 1)
+
+
+def has_halves(rule: LoopRule, count: int, further: int) -> bool:
+    """Return whether a ring of so many devices takes halves of blocks.
+
+    Args:
+        rule: Loops with a ring.
+        count: Devices of the ring.
+        further: Parts into which the second loop splits the rows of one.
+    """
+    ring = rule.ring
+    if ring is None or not ring.halved_operands or count == 1 or further > 1:
+        return False
+    return not (ring.size % (2 * count) or rule.loops[ring.loop].size % (2 * count))
+
+
+def takes_halves(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
+    """Return whether devices of a ring take halves of blocks, so that none waits for the others.
+
+    Rows that are split by a second loop too, or blocks that have no halves, stay as they are: then
+    each device computes with all blocks.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
+    axes = ring_axes(rule, strategy, sizes)
+    if rule.ring is None or not axes:
+        return False
+    count = math.prod(sizes[a] for a in axes)
+    return has_halves(rule, count, loop_parts(strategy, rule.ring.rows, sizes))
+
+
+def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> float:
+    """Return which share of its part of the work a device does: less than 1 with halves.
+
+    Of 4 n pairs of halves it computes with two in each turn, and with three in the first.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
+    if not takes_halves(rule, strategy, sizes):
+        return 1.0
+    count = math.prod(sizes[a] for a in ring_axes(rule, strategy, sizes))
+    return (2 * count + 1) / (4 * count)
+
+
+def half_bytes(
+    rule: LoopRule,
+    strategy: Strategy,
+    sizes: Sequence[int],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+) -> list[int]:
+    """Return the bytes of half of the block of one device, of each operand and result with halves.
+
+    Args:
+        rule: Loops with a ring.
+        strategy: A feasible strategy.
+        sizes: Sizes of the mesh axes.
+        operands: The whole operands.
+        results: The whole results.
+    """
+    ring = rule.ring
+    layouts = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
+    assert ring is not None
+    assert layouts[0] is not None
+    assert layouts[1] is not None
+    return [
+        math.prod(local_shape(tensors[k].shape, found[k], sizes)) * tensors[k].itemsize // 2
+        for places, tensors, found in (
+            (ring.halved_operands, operands, layouts[0]),
+            (ring.halved_results, results, layouts[1]),
+        )
+        for k in places
+    ]
 
 
 def ring_bytes(
@@ -94,7 +176,7 @@ def sends(
     """Return what an operator sends under a strategy.
 
     What goes round is sent as one block: n devices send operands n - 1 times, and results, which
-    come home, n times.
+    come home, n times.  Halves are exchanged before, and back afterwards.
 
     Args:
         rule: The loops of the operator.
@@ -119,5 +201,10 @@ def sends(
         blocks = ring_bytes(rule, strategy, sizes, operands, results)
         for num_bytes, times in zip(blocks, (count - 1, count), strict=True):
             if num_bytes:
-                found.append(Send(axes, count, num_bytes * count, times))
+                found.append(Send(axes, count, num_bytes * count, times, in_turns=True))
+        if takes_halves(rule, strategy, sizes):
+            halves = half_bytes(rule, strategy, sizes, operands, results)
+            # Of two devices each keeps one of its halves.
+            times = min(count - 1, 2)
+            found += [Send(axes, count, num_bytes * count, times) for num_bytes in halves]
     return tuple(found)

@@ -31,7 +31,7 @@ from meshwise.intra.shapes import (
     strategy_layouts,
 )
 from meshwise.memory.targets import memory_model_of
-from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.flop import device_share
 from meshwise.plan.counts.own_traffic import own_traffic_bytes
 from meshwise.resharding.within import cost_matrix
 
@@ -98,7 +98,7 @@ class Evaluator:
         """Seconds of one operator on one device."""
         if self.objective == ALPA:
             return 0.0
-        flop = op.flop / strategy_parts(op, strategy, self.sizes)
+        flop = op.flop * device_share(op, strategy, self.sizes)
         device = self.mesh.device
         return max(device.dense_s(flop, dtype), byte_count / device.memory_bytes_per_s)
 
@@ -138,7 +138,7 @@ class Evaluator:
         Of the two that go round at once, operands and results, one is on its way at a time; no
         block of results is where the first turn begins and where the last one ends.
         """
-        found = self._sends(member, strategy, tensors)
+        found = [x for x in self._sends(member, strategy, tensors) if x.in_turns]
         if not found:
             return 0.0
         count = found[0].group_size
@@ -400,6 +400,6 @@ class Evaluator:
             if not member.op.flop:
                 continue
             dtype = shape.locals[(*member.inputs, *member.outputs)[0]].dtype
-            parts = strategy_parts(member.op, strategy, self.sizes)
-            flop_s += device.dense_s(member.op.flop / parts, dtype)
+            share = device_share(member.op, strategy, self.sizes)
+            flop_s += device.dense_s(member.op.flop * share, dtype)
         return max(flop_s, cluster_bytes(shape, walk, self.sizes) / device.memory_bytes_per_s)

@@ -81,6 +81,8 @@ def image_dims(graph: Graph) -> dict[tuple[int, ...], tuple[int, int]]:
 
 def is_batched(op: Operator) -> bool:
     """Return whether a product has a batch dim, which both factors and the result have."""
+    if len(op.inputs) < 2:  # a kernel of one operand
+        return False
     left, right = ({loops[0] for loops in dims if loops} for dims in op.rule.operands[:2])
     return any(loops and loops[0] in left & right for loops in op.rule.results[0])
 

@@ -123,7 +123,8 @@ def _graph_warnings(graph: Graph) -> Iterator[str]:
     """Yield what the planner does not know of a graph: rules, and trips of loops."""
     operators = _operators(graph)
     for op in {o.kind: o for o in operators if not o.rule.ruled}.values():
-        yield f"{op.kind} at {op.where} has no rule and runs whole on every device{hint(op.kind)}"
+        why = hint(op.kind, op.rule)
+        yield f"{op.kind} at {op.where} has no rule and runs whole on every device{why}"
     uncounted = [o for o in operators if o.structure and not o.structure.is_counted]
     for where in dict.fromkeys(map(op_place, uncounted)):
         yield f"{where} runs an unknown number of times; the plan counts one"

@@ -97,6 +97,7 @@ RuleFn = Callable[[Equation], LoopRule]
 LocalFn = Callable[[Equation, Shards, Sequence[jax.Array]], list[jax.Array]]
 FlopFn = Callable[[Equation], float]
 ScratchFn = Callable[[Equation], Scratch | None]
+DetailFn = Callable[[Equation], str]
 DimOrdersFn = Callable[[Equation], tuple[tuple[int, ...], ...]]
 
 
@@ -154,6 +155,7 @@ class PrimitiveRule:
         heavy: Whether it counts as a dense product or convolution.
         dim_orders: Orders of dims of an equation, as in `graph.Operator`.
         scratch: What it makes beside its results, as in `graph.Operator`.
+        detail: Returns a text of what an equation does; None: its parameters say it.
     """
 
     rule: RuleFn
@@ -162,3 +164,4 @@ class PrimitiveRule:
     heavy: bool = False
     dim_orders: DimOrdersFn = no_dim_orders
     scratch: ScratchFn = no_scratch
+    detail: DetailFn | None = None

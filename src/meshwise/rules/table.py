@@ -16,6 +16,7 @@ from meshwise.graph.loops import LoopRule, replicated_rule
 from meshwise.rules import (
     along_dim,
     callbacks,
+    cudnn,
     elementwise,
     identity,
     kernel,
@@ -26,6 +27,7 @@ from meshwise.rules import (
 )
 from meshwise.rules.attention import operators as attention
 from meshwise.rules.indexed import gather, scatter, slicing
+from meshwise.rules.pallas import operators as pallas
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.products import dot_general, linalg, ragged_dot
 from meshwise.rules.windows import convolution, reduce_window
@@ -59,12 +61,14 @@ _FAMILIES = (
     attention,
     callbacks,
     convolution,
+    cudnn,
     dot_general,
     elementwise,
     gather,
     identity,
     kernel,
     linalg,
+    pallas,
     ragged_dot,
     random,
     reduce,

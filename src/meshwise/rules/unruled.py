@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from meshwise.graph.loops import NO_RULE, LoopRule
+
 _EFFECT = "a side effect: refused"
 _CALLED = "a function of the host, called once: `host_call` takes its place"
 _COLLECTIVE = "a collective over axes that the user's own `shard_map` or `vmap` binds"
@@ -28,9 +30,8 @@ _NAMES = {
         broadcast_to
     """,
     _KERNEL: """
-        call_exported cudnn_fusion custom_partitioning dot_product_attention_bwd_wrapper
-        dot_product_attention_fp8_bwd_wrapper dot_product_attention_fp8_fwd_wrapper
-        dot_product_attention_fwd_wrapper ffi_call pallas_call scaled_dot scaled_matmul_wrapper
+        call_exported cudnn_fusion custom_partitioning dot_product_attention_fp8_bwd_wrapper
+        dot_product_attention_fp8_fwd_wrapper ffi_call scaled_dot scaled_matmul_wrapper
         core_map shard_map
     """,
     _INSIDE: """
@@ -50,14 +51,17 @@ WHY_UNRULED: Mapping[str, str] = MappingProxyType(
 )
 
 
-def hint(name: str) -> str:
+def hint(name: str, rule: LoopRule) -> str:
     """Return what to do about a primitive without a rule, as the end of a message.
 
     Args:
         name: The name of the primitive.
+        rule: What its equation says in place of loops.
 
     Returns:
         The text, empty where there is nothing to do.
     """
+    if rule.whole != NO_RULE:
+        return f" ({rule.whole})"
     why = WHY_UNRULED.get(name, _KERNEL)
     return f" ({why})" if why in (_KERNEL, _COLLECTIVE) else ""

@@ -12,7 +12,7 @@ from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
-from meshwise.jax_compat import Aval, ClosedJaxpr
+from meshwise.jax_compat import Aval, ClosedJaxpr, is_missing_cudnn
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
@@ -183,7 +183,17 @@ def open_step(
     """
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
-    closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
+    try:
+        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
+    except RuntimeError as error:
+        if not is_missing_cudnn(error):
+            raise
+        raise TraceError(
+            f"{base(fun)[1]} asks for attention by cuDNN, which JAX traces only where cuDNN is "
+            "installed; on a machine without it, as one that plans for others, write "
+            "mw.cudnn_attention(query, key, value, ...) in place of "
+            "jax.nn.dot_product_attention(query, key, value, ..., implementation='cudnn')"
+        ) from error
     out_leaves, out_tree = jax.tree.flatten(out_shape)
     if not out_leaves:
         raise TraceError(

@@ -35,6 +35,9 @@ def equation_detail(eqn: Equation) -> str:
     """Canonical text of the parameters that decide what an equation does."""
     if not eqn.params:
         return ""
+    stated = primitive_rule(eqn).detail
+    if stated is not None:
+        return stated(eqn)
     return ",".join(
         f"{key}={value}"
         for key, value in eqn.params.items()

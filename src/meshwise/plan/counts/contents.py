@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.flop import device_share
 from meshwise.plan.counts.own_traffic import own_traffic_bytes
 from meshwise.plan.counts.shares import ByKind, Communication, Path, scopes
 from meshwise.plan.counts.walk import place
@@ -144,8 +144,8 @@ def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> D
     flop = compute_s = memory_s = 0.0
     seconds: ByKind = {}
     for site in sites:
-        parts = strategy_parts(site.operator, site.decision.strategy, mesh.sizes)
-        here = site.times * site.operator.flop / parts
+        share = device_share(site.operator, site.decision.strategy, mesh.sizes)
+        here = site.times * site.operator.flop * share
         flop += here
         operands = [site.graph.tensors[t] for t in site.operator.inputs]
         results = [site.graph.tensors[t] for t in site.operator.outputs]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.loops import NONE, Strategy
+from meshwise.graph.sends import ring_share
 from meshwise.plan.counts.walk import place, visits
 from meshwise.plan.decision import GraphDecision
 
@@ -30,12 +31,24 @@ def strategy_parts(operator: Operator, strategy: Strategy, sizes: tuple[int, ...
     )
 
 
+def device_share(operator: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> float:
+    """Return which share of the FLOP of an operator one device does.
+
+    Args:
+        operator: The operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
+    parts = strategy_parts(operator, strategy, sizes)
+    return ring_share(operator.rule, strategy, sizes) / parts
+
+
 def device_flop(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> float:
     """FLOP of dense products and convolutions of one device in a step, trip counts included."""
     return math.fsum(
         visit.times
         * visit.operator.flop
-        / strategy_parts(visit.operator, visit.decision.strategy, mesh.sizes)
+        * device_share(visit.operator, visit.decision.strategy, mesh.sizes)
         for visit in visits(graph, decision)
         if visit.operator.heavy
     )

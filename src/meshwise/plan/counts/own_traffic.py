@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import Strategy
 from meshwise.graph.sends import ring_axes, ring_bytes
-from meshwise.plan.counts.flop import strategy_parts
+from meshwise.plan.counts.flop import device_share
 
 
 def own_traffic_bytes(
@@ -31,7 +31,7 @@ def own_traffic_bytes(
     """
     if op.scratch is None:
         return 0.0
-    num_bytes = op.scratch.traffic_bytes / strategy_parts(op, strategy, sizes)
+    num_bytes = op.scratch.traffic_bytes * device_share(op, strategy, sizes)
     if axes := ring_axes(op.rule, strategy, sizes):
         of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
         turns = math.prod(sizes[a] for a in axes) - 1

@@ -23,7 +23,7 @@ from meshwise.rules.attention.scores import KEY, Scores
 # A chunk of less than one part in so many of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
 # With two devices the gradients have a first and a last turn, and no loop between them.
-_SHORTEST_RING = 2
+SHORTEST_RING = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,41 +108,83 @@ class Place:
         axes: Names of the mesh axes around which keys go; none if it holds all of them.
         count: Devices in the ring.
         rank: Its own place in the ring.
+        halves: Whether devices of the ring take halves of blocks (`halves`).
     """
 
     row_start: Array | int = 0
     axes: tuple[str, ...] = ()
     count: int = 1
     rank: Array | int = 0
+    halves: bool = False
+
+    def source(self, turn: Array | int) -> Array | int:
+        """Return the place of the device whose block comes by in a turn."""
+        return (self.rank - turn) % self.count
+
+    def start(self, block: Array, turn: Array | int) -> Array | int:
+        """Return the number of the first key of the block that comes by in a turn."""
+        return self.source(turn) * block.shape[-2]
 
     def passed_on(self, block: Array) -> Array:
         """Return the block of the device before this one."""
-        return lax.ppermute(
-            block, self.axes, [(i, (i + 1) % self.count) for i in range(self.count)]
-        )
+        return self.sent(block, [(i + 1) % self.count for i in range(self.count)])
+
+    def sent(self, block: Array, targets: Sequence[int]) -> Array:
+        """Return the block that comes where each device sends its own to one of the ring."""
+        if list(targets) == list(range(self.count)):
+            return block
+        return lax.ppermute(block, self.axes, list(enumerate(targets)))
 
 
 ALONE = Place()
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """For each row, of the keys so far: largest score, sum of exponentials, weighted values."""
 
     largest: Array
     total: Array
     mixed: Array
 
+    @property
+    def result(self) -> Array:
+        """The result, in the dtype of sums."""
+        return self.mixed / self.total[..., None]
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """The rows of a device, with what they need of keys and values that come by.
+
+class Pulled(NamedTuple):
+    """What the gradients need of each row.
+
+    Attributes:
+        cotangent: Cotangent of the result.
+        largest: Its largest score.
+        total: The sum of its exponentials.
+        inner: The inner product of result and cotangent.
+    """
+
+    cotangent: Array
+    largest: Array
+    total: Array
+    inner: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Rows of queries, with what they need of keys and values that come by.
 
     A block is keys and values side by side, so that they are sent at once.
+
+    Attributes:
+        attention: What is computed.
+        queries: The rows.
+        start: Number of the first row.
+        others: Other operands of the scores: these rows, all keys.
+        num_key_features: Where values begin in a block.
     """
 
     attention: Attention
-    place: Place
     queries: Array
+    start: Array | int
     others: Sequence[Array]
     num_key_features: int
 
@@ -158,22 +200,18 @@ class _Rows:
             lax.dynamic_slice_in_dim(x, start, size, axis=x.ndim - 1) if x.shape[KEY] > size else x
             for x in self.others
         ]
-        return self.attention.scores.of(product, others, self.place.row_start, start)
+        return self.attention.scores.of(product, others, self.start, start)
 
-    def start(self, block: Array, turn: Array | int) -> Array | int:
-        """Return the number of the first key of the block that comes by in a turn."""
-        return (self.place.rank - turn) % self.place.count * block.shape[-2]
-
-    def over(self, block: Array, turn: Array | int, step: _Step, carry: Any) -> Any:
+    def over(self, block: Array, start: Array | int, step: _Step, carry: Any) -> Any:
         """Take a step with each chunk of a block.
 
         Args:
             block: The block.
-            turn: In which turn it comes by.
+            start: Number of its first key.
             step: What is done with (carry, chunk, its place in the block, number of its first key).
             carry: What goes from one chunk to the next.
         """
-        start, num_keys = self.start(block, turn), block.shape[-2]
+        num_keys = block.shape[-2]
         size = self.attention.chunk_of(num_keys)
         if size == num_keys:
             return step(carry, block, 0, start)
@@ -184,6 +222,83 @@ class _Rows:
             return step(carry, taken, at, start + at), None
 
         return lax.scan(chunk, carry, jnp.arange(num_keys // size))[0]
+
+    def nothing(self, num_features: int) -> Sums:
+        """Return the sums of no keys.
+
+        Args:
+            num_features: Features of a value.
+        """
+        shape, dtype = self.queries.shape[:-1], self.attention.sum_dtype
+        return Sums(
+            jnp.full(shape, -jnp.inf, dtype),
+            jnp.zeros(shape, dtype),
+            jnp.zeros((*shape, num_features), dtype),
+        )
+
+    def summed(self, block: Array, start: Array | int, sums: Sums) -> Sums:
+        """Add the keys and values of a block.
+
+        Args:
+            block: The block.
+            start: Number of its first key.
+            sums: Those of the keys so far.
+        """
+        attention, dtype = self.attention, self.attention.sum_dtype
+
+        def step(sums: Sums, taken: Array, at: Array | int, start: Array | int) -> Sums:
+            del at
+            keys, values = self.parts(taken)
+            scores = self.scores(attention.product(self.queries, keys), start).astype(dtype)
+            largest = jnp.maximum(jnp.max(scores, axis=KEY), sums.largest)
+            # Where all is masked with -inf so far, nothing is summed.
+            shift = jnp.where(jnp.isneginf(largest), 0, largest)
+            weights = jnp.exp(scores - shift[..., None])
+            scale = jnp.exp(sums.largest - shift)
+            mixed = attention.mixed(weights.astype(attention.weight_dtype), values)
+            total = sums.total * scale + jnp.sum(weights, axis=KEY)
+            return Sums(largest, total, sums.mixed * scale[..., None] + mixed)
+
+        return self.over(block, start, step, sums)
+
+    def pulled(
+        self, block: Array, start: Array | int, pulled: Pulled, carry: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
+        """Add what a block gives to queries, and what rows give to its keys and values.
+
+        Args:
+            block: The block.
+            start: Number of its first key.
+            pulled: What the gradients need of the rows.
+            carry: Gradients for the queries and for the block so far, in the dtype of sums.
+        """
+        attention, queries = self.attention, self.queries
+        dtype = attention.sum_dtype
+
+        def step(
+            carry: tuple[Array, Array], taken: Array, at: Array | int, start: Array | int
+        ) -> tuple[Array, Array]:
+            of_queries, of_block = carry
+            keys, values = self.parts(taken)
+            product = attention.product(queries, keys)
+            scores, pull = jax.vjp(lambda x: self.scores(x, start), product)
+            weights = jnp.exp(scores.astype(dtype) - pulled.largest[..., None])
+            weights = weights / pulled.total[..., None]
+            of_weights = attention.weights_of(pulled.cotangent, values)
+            of_scores = weights * (of_weights - pulled.inner[..., None])
+            (of_product,) = pull(of_scores.astype(scores.dtype))
+            of_product = of_product.astype(queries.dtype)
+            of_keys = attention.of_rows(of_product, queries, 0)
+            of_values = attention.of_rows(
+                weights.astype(attention.weight_dtype), pulled.cotangent, 1
+            )
+            share = lax.concatenate([of_keys, of_values], of_keys.ndim - 1)
+            of_queries += attention.of_keys(of_product, keys)
+            axis, size = share.ndim - 2, share.shape[-2]
+            before = lax.dynamic_slice_in_dim(of_block, at, size, axis)
+            return of_queries, lax.dynamic_update_slice_in_dim(of_block, before + share, at, axis)
+
+        return self.over(block, start, step, carry)
 
 
 _Step: TypeAlias = Callable[[Any, Array, Array | int, Array | int], Any]
@@ -207,39 +322,25 @@ def attention_of(
         others: Other operands of the scores: rows of the device, all keys.
         place: Where it stands.
     """
-    rows = _Rows(attention, place, queries, others, keys.shape[-1])
-    dtype = attention.sum_dtype
-
-    def step(sums: _Sums, taken: Array, at: Array | int, start: Array | int) -> _Sums:
-        del at
-        keys, values = rows.parts(taken)
-        scores = rows.scores(attention.product(queries, keys), start).astype(dtype)
-        largest = jnp.maximum(jnp.max(scores, axis=KEY), sums.largest)
-        # Where all is masked with -inf so far, nothing is summed.
-        shift = jnp.where(jnp.isneginf(largest), 0, largest)
-        weights = jnp.exp(scores - shift[..., None])
-        scale = jnp.exp(sums.largest - shift)
-        mixed = attention.mixed(weights.astype(attention.weight_dtype), values)
-        total = sums.total * scale + jnp.sum(weights, axis=KEY)
-        return _Sums(largest, total, sums.mixed * scale[..., None] + mixed)
-
-    sums = _Sums(
-        jnp.full(queries.shape[:-1], -jnp.inf, dtype),
-        jnp.zeros(queries.shape[:-1], dtype),
-        jnp.zeros((*queries.shape[:-1], values.shape[-1]), dtype),
+    rows = Rows(
+        attention=attention,
+        queries=queries,
+        start=place.row_start,
+        others=others,
+        num_key_features=keys.shape[-1],
     )
 
-    def turn(carry: tuple[_Sums, Array], number: Array) -> tuple[tuple[_Sums, Array], None]:
+    def turn(carry: tuple[Sums, Array], number: Array) -> tuple[tuple[Sums, Array], None]:
         sums, taken = carry
         # The next block is under way while this one is computed with.
-        return (rows.over(taken, number, step, sums), place.passed_on(taken)), None
+        return (rows.summed(taken, place.start(taken, number), sums), place.passed_on(taken)), None
 
+    sums = rows.nothing(values.shape[-1])
     taken = lax.concatenate([keys, values], keys.ndim - 1)
     if place.count > 1:
         (sums, taken), _ = lax.scan(turn, (sums, taken), jnp.arange(place.count - 1))
-    sums = rows.over(taken, place.count - 1, step, sums)
-    result = sums.mixed / sums.total[..., None]
-    return result.astype(attention.result_dtype), sums.largest, sums.total
+    sums = rows.summed(taken, place.start(taken, place.count - 1), sums)
+    return sums.result.astype(attention.result_dtype), sums.largest, sums.total
 
 
 def gradients_of(
@@ -247,9 +348,7 @@ def gradients_of(
     queries: Array,
     keys: Array,
     values: Array,
-    cotangent: Array,
-    sums: tuple[Array, Array],
-    inner: Array,
+    pulled: Pulled,
     others: Sequence[Array],
     place: Place = ALONE,
 ) -> tuple[Array, Array, Array]:
@@ -260,56 +359,38 @@ def gradients_of(
         queries: The rows of the device.
         keys: Its block of keys.
         values: Its block of values.
-        cotangent: Cotangent of its rows of the result.
-        sums: For each row its largest score, and the sum of its exponentials.
-        inner: For each row the inner product of result and cotangent.
+        pulled: What the gradients need of its rows.
         others: Other operands of the scores: rows of the device, all keys.
         place: Where it stands.
     """
-    rows = _Rows(attention, place, queries, others, keys.shape[-1])
-    dtype = attention.sum_dtype
-    largest, total = sums
-
-    def step(
-        carry: tuple[Array, Array], taken: Array, at: Array | int, start: Array | int
-    ) -> tuple[Array, Array]:
-        """Add what a chunk gives to queries, and what rows give to its keys and values."""
-        of_queries, of_block = carry
-        keys, values = rows.parts(taken)
-        product = attention.product(queries, keys)
-        scores, pull = jax.vjp(lambda x: rows.scores(x, start), product)
-        weights = jnp.exp(scores.astype(dtype) - largest[..., None]) / total[..., None]
-        pulled = weights * (attention.weights_of(cotangent, values) - inner[..., None])
-        (of_product,) = pull(pulled.astype(scores.dtype))
-        of_product = of_product.astype(queries.dtype)
-        of_keys = attention.of_rows(of_product, queries, 0)
-        of_values = attention.of_rows(weights.astype(attention.weight_dtype), cotangent, 1)
-        share = lax.concatenate([of_keys, of_values], of_keys.ndim - 1)
-        of_queries += attention.of_keys(of_product, keys)
-        axis, size = share.ndim - 2, share.shape[-2]
-        before = lax.dynamic_slice_in_dim(of_block, at, size, axis)
-        return of_queries, lax.dynamic_update_slice_in_dim(of_block, before + share, at, axis)
-
+    rows = Rows(
+        attention=attention,
+        queries=queries,
+        start=place.row_start,
+        others=others,
+        num_key_features=keys.shape[-1],
+    )
     taken = lax.concatenate([keys, values], keys.ndim - 1)
-    nothing = jnp.zeros(taken.shape, dtype)
-    start = jnp.zeros(queries.shape, dtype), nothing
-    if place.count == 1:
-        of_queries, of_block = rows.over(taken, 0, step, start)
-        return of_queries, *rows.parts(of_block)
+    nothing = jnp.zeros(taken.shape, attention.sum_dtype)
+
+    def share(of_queries: Array, taken: Array, number: Any) -> tuple[Array, Array]:
+        return rows.pulled(taken, place.start(taken, number), pulled, (of_queries, nothing))
 
     def last(of_queries: Array, of_block: Array, taken: Array, number: Any) -> tuple[Array, Array]:
         # What others gave to the block comes while its share is computed.
         given = place.passed_on(of_block)
-        of_queries, share = rows.over(taken, number, step, (of_queries, nothing))
-        return of_queries, given + share
+        of_queries, own = share(of_queries, taken, number)
+        return of_queries, given + own
 
     def turn(carry: tuple[Array, Array, Array], number: Array) -> Any:
         of_queries, of_block, taken = carry
         return (*last(of_queries, of_block, taken, number), place.passed_on(taken)), None
 
-    of_queries, of_block = rows.over(taken, 0, step, start)
+    of_queries, of_block = share(jnp.zeros(queries.shape, attention.sum_dtype), taken, 0)
+    if place.count == 1:
+        return of_queries, *rows.parts(of_block)
     taken = place.passed_on(taken)
-    if place.count > _SHORTEST_RING:
+    if place.count > SHORTEST_RING:
         carry = of_queries, of_block, taken
         (of_queries, of_block, taken), _ = lax.scan(turn, carry, jnp.arange(1, place.count - 1))
     of_queries, of_block = last(of_queries, of_block, taken, place.count - 1)

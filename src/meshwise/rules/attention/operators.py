@@ -27,7 +27,17 @@ from jax.interpreters import mlir
 from meshwise.graph.graph import Scratch
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, DimMap, LoopRule, Ring
-from meshwise.rules.attention.blocks import ALONE, Attention, Place, attention_of, gradients_of
+from meshwise.graph.sends import has_halves
+from meshwise.rules.attention.blocks import (
+    ALONE,
+    Attention,
+    Place,
+    Pulled,
+    attention_of,
+    gradients_of,
+)
+from meshwise.rules.attention.causal import is_causal
+from meshwise.rules.attention.halves import attention_in_halves, gradients_in_halves
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 
@@ -43,9 +53,10 @@ _FORWARD, _BACKWARD = 3, 7
 _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = (1, 1), (3, 2)
 # How many values of the size of the scores a device holds at once.  Weights take the memory of the
 # scores; in the backward pass cotangents of scores take that of the cotangents of weights, and so
-# do those of the product.
+# do those of the product.  In the forward pass scores that are masked or changed lie beside the
+# product, and the product beside its form with one batch dim, if it has several.
 # Source: temporaries of both operators, compiled by XLA:CPU (JAX 0.10.2).
-_FORWARD_VALUES, _BACKWARD_VALUES = 1, 3
+_FORWARD_VALUES, _BACKWARD_VALUES, _CHANGED_VALUES = 1, 3, 1
 # How often such values are written or read, all that is element-wise fused: in the dtype of sums
 # (scores; their cotangents), in that of weights, and of cotangents of the product, in that of
 # queries, which two products read.
@@ -62,11 +73,11 @@ def _backward(*operands: Array, attention: Attention) -> list[Array]:
 
 
 def _gradients(attention: Attention, operands: Sequence[Array], place: Place) -> list[Array]:
-    queries, keys, values, cotangent, largest, total, inner, *others = operands
-    sums = largest, total
-    return list(
-        gradients_of(attention, queries, keys, values, cotangent, sums, inner, others, place)
-    )
+    queries, keys, values = operands[:3]
+    pulled, others = Pulled(*operands[3:_BACKWARD]), operands[_BACKWARD:]
+    if place.halves:
+        return list(gradients_in_halves(attention, queries, keys, values, pulled, place))
+    return list(gradients_of(attention, queries, keys, values, pulled, others, place))
 
 
 def _forward_avals(*avals: Any, attention: Attention) -> list[ShapedArray]:
@@ -162,10 +173,20 @@ def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
         loops=loops.done(),
         operands=(*operands, *of_others),
         results=results,
-        ring=Ring(ring[0], rows[0], num_keys, (1, 2), () if num_first == _FORWARD else (1, 2))
-        if ring
-        else None,
+        ring=_ring(eqn, num_first, ring[0], rows[0]) if ring else None,
     )
+
+
+def _ring(eqn: Equation, num_first: int, loop: int, rows: int) -> Ring:
+    """Return what goes round; halves under a causal mask of as many rows as keys."""
+    num_rows, num_keys = eqn.in_avals[0].shape[-2], eqn.in_avals[1].shape[-2]
+    returned = () if num_first == _FORWARD else (1, 2)
+    has_others = len(eqn.in_avals) > num_first
+    scores = eqn.params["attention"].scores
+    is_halved = num_rows == num_keys and not has_others and is_causal(scores)
+    halved = range(num_first), range(len(eqn.out_avals))
+    every = tuple(tuple(x) for x in halved) if is_halved else ((), ())
+    return Ring(loop, rows, num_keys, (1, 2), returned, *every)
 
 
 def _place(shards: Shards) -> Place | None:
@@ -179,7 +200,11 @@ def _place(shards: Shards) -> Place | None:
     if count == 1:
         return Place(row_start=row_start)
     return Place(
-        row_start=row_start, axes=axes, count=count, rank=start // shards.local_size(ring.loop)
+        row_start=row_start,
+        axes=axes,
+        count=count,
+        rank=start // shards.local_size(ring.loop),
+        halves=has_halves(shards.rule, count, shards.parts(ring.rows)),
     )
 
 
@@ -189,6 +214,8 @@ def _local_forward(eqn: Equation, shards: Shards, operands: Sequence[Array]) -> 
         return rebind(eqn, operands)
     queries, keys, values, *others = operands
     attention = eqn.params["attention"]
+    if place.halves:
+        return list(attention_in_halves(attention, queries, keys, values, place))
     return list(attention_of(attention, queries, keys, values, others, place))
 
 
@@ -212,6 +239,9 @@ def _flop(eqn: Equation, products: tuple[int, int]) -> float:
 def _scratch(eqn: Equation, held: int, traffic: tuple[int, int, int]) -> Scratch:
     attention: Attention = eqn.params["attention"]
     count, num_keys = _num_scores(eqn), eqn.in_avals[1].shape[-2]
+    is_changed = attention.num_batch > 1 or (attention.num_batch == 1 and attention.scores.steps)
+    if held == _FORWARD_VALUES and is_changed:
+        held += _CHANGED_VALUES
     types = (attention.sum_dtype, attention.weight_dtype, eqn.in_avals[0].dtype)
     passes = sum(n * np.dtype(dtype).itemsize for n, dtype in zip(traffic, types, strict=True))
     return Scratch(

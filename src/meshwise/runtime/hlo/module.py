@@ -35,6 +35,7 @@ _COMMENT = re.compile(r"/\*.*?\*/")
 _STRING = r'"(?:[^"\\]+|\\.?)*"?'
 _BRACKET = re.compile(_STRING + r"|[(){}\[\]]", re.DOTALL)
 _SEPARATOR = re.compile(_STRING + r"|[(){}\[\],]", re.DOTALL)
+_ATTRIBUTES = "frontend_attributes={"
 _OPENING = frozenset("({[")
 _CLOSING = frozenset(")}]")
 
@@ -259,13 +260,13 @@ def _blocks(text: str) -> Iterator[tuple[bool, str, list[str]]]:
             found = _HEADER.match(line)
             if found and not line.startswith("HloModule"):
                 current = (found.group(1) is not None, found.group(2), [])
-        elif line.startswith("}"):
+        elif line.startswith("}") and not (pending and line.startswith("}}")):
             if pending:
                 raise ProgramError(f"HLO text: cannot read the instruction {pending[:200]!r}")
             yield current
             current = None
         elif line.strip():
-            # A long constant may be printed over several lines.
+            # A long constant may be printed over several lines, and what a kernel says of itself.
             pending = pending + line if pending else line
             if _is_complete(pending):
                 current[2].append(pending)
@@ -281,7 +282,8 @@ def _is_complete(line: str) -> bool:
         start = line.find("(", start + 1)
         if line.find('"') >= 0 and 0 <= line.find('"') < start:
             break  # Only strings of metadata follow, which never span lines.
-    return True
+    attributes = line.find(_ATTRIBUTES)
+    return attributes < 0 or _closing(line, attributes + len(_ATTRIBUTES) - 1) >= 0
 
 
 def _instruction(line: str) -> HloInstruction:

@@ -110,8 +110,7 @@ class _Work:
 
     def of(self, eqn: Eqn) -> tuple[float, bool]:
         """FLOP, and whether a dense product or convolution is among it."""
-        inner = bodies(eqn.params)
-        if eqn.primitive.name in RULES and not inner:
+        if eqn.primitive.name in RULES:
             equation = Equation(
                 eqn.primitive,
                 eqn.params,
@@ -121,6 +120,7 @@ class _Work:
             )
             row, _, flop, _ = self.rules.lookup(equation)
             return flop, row.heavy
+        inner = bodies(eqn.params)
         if not inner:
             return float(sum(math.prod(v.aval.shape) for v in eqn.outvars)), False
         if eqn.primitive.name.startswith("custom_"):
