@@ -17,6 +17,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
@@ -53,6 +55,10 @@ _SLACK = 1.1
 _NEAR = 1.01
 
 
+class NothingFasterError(InfeasibleError):
+    """No pipeline that fits is faster than one that is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPipeline:
     """The best pipeline.
@@ -85,6 +91,7 @@ def search(
     report: Callable[[str], object] = lambda _: None,
     costs: VariantCosts | None = None,
     rule: Rule | None = None,
+    below_s: float = math.inf,
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Find the fastest pipeline.
 
@@ -96,8 +103,11 @@ def search(
         costs: Plans of these layers from another search, to be added to.
         rule: Chooses the stages in place of the stage construction; it must take the cheapest of
             what it allows, since costs are bounds until they are used.
+        below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
+            are left out.
 
     Raises:
+        NothingFasterError: nothing is left of what fits, and there is a step to be beaten.
         InfeasibleError: nothing fits.
         PlanError: a number of micro-batches does not divide the batch.
         TraceError: the step does not separate into micro-batches that were asked for, or into any.
@@ -111,6 +121,7 @@ def search(
             costs=costs,
             beside=beside,
             rule=rule,
+            below_s=below_s,
         ).run()
     return found, costs
 
@@ -157,6 +168,7 @@ class _Search:
         submeshes: Kinds of submeshes for the stage construction.
         kinds: The same for costs.
         variants: For each of them the ways to plan on it.
+        below_s: As `search` has it.
         known: For each number of micro-batches that was tried.
         tried: As `Found.tried`.
         refused: Why the step does not separate, where it does not.
@@ -168,6 +180,7 @@ class _Search:
     costs: VariantCosts
     beside: SecondProcess
     rule: Rule | None
+    below_s: float
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
     variants: list[tuple[Variant, ...]] = field(init=False)
@@ -267,7 +280,7 @@ class _Search:
             if not self._separates(best.known):
                 continue
             table = best.known.table
-            at_most_s = min(cutoff, _SLACK * total_s)
+            at_most_s = min(cutoff, self.below_s, _SLACK * total_s)
             # Another schedule may have made more known.
             if (
                 best.num_changes < table.num_changes
@@ -328,6 +341,10 @@ class _Search:
 
     def _problem(self, known: _Known, schedule: PipelineSchedule) -> StageProblem:
         costs = masked(known.table.costs(), self.options.pins, self.kinds, self.variants)
+        if math.isfinite(self.below_s):
+            work_s = known.count * costs.microbatch_s + costs.once_s
+            fast = np.where(work_s < self.below_s, costs.microbatch_s, np.inf)
+            costs = replace(costs, microbatch_s=fast)
         return stage_problem(
             costs, self.cluster, self.options, known.count, schedule, known.transfers
         )
@@ -356,6 +373,8 @@ class _Search:
 
     def _nothing(self) -> InfeasibleError | TraceError:
         """Why there is no pipeline."""
+        if math.isfinite(self.below_s):
+            return NothingFasterError("no pipeline that fits is faster than the fastest so far")
         if self.rule is not None:
             return InfeasibleError("no stages that follow the rule fit")
         if not self._any_separates():
