@@ -50,21 +50,49 @@ class CloserLook:
             enough_s: A bound of so many seconds need not be raised.
         """
         num_meshes = self._num_devices // key.mesh.num_devices
+
+        def step_s(each: Floats) -> float:
+            return max(float(each.sum()) / num_meshes, crowded(each, num_meshes))
+
+        return step_s(self._looked_at((key, rough), layer_s, step_s, enough_s))
+
+    def layers_s(self, key: BoundsKey, rough: BoundsKey, run: slice, enough_s: float) -> Floats:
+        """Return seconds that each layer takes at least in a step, what is done once included.
+
+        Args:
+            key: The mesh, what is computed again, and B.
+            rough: As `least_s` has it.
+            run: Layers that are looked at.
+            enough_s: Seconds of the run that need not be raised.
+        """
+        nothing = np.zeros(len(self._classes))
+        return self._looked_at((key, rough), nothing, lambda s: float(s[run].sum()), enough_s)
+
+    def _looked_at(
+        self,
+        keys: tuple[BoundsKey, BoundsKey],
+        layer_s: Floats,
+        value: Callable[[Floats], float],
+        enough_s: float,
+    ) -> Floats:
+        """Seconds of each layer, raised one kind after the other until their value is enough."""
+        key, rough = keys
         known = {c: self._known_s(key, c) for c in sorted(set(self._classes.tolist()))}
 
-        def step_s(seconds: Mapping[int, float]) -> float:
-            each = np.fmax(layer_s, [seconds[c] for c in self._classes.tolist()])
-            return max(float(each.sum()) / num_meshes, crowded(each, num_meshes))
+        def each(seconds: Mapping[int, float]) -> Floats:
+            return np.fmax(layer_s, [seconds[c] for c in self._classes.tolist()])
 
         often = np.bincount(self._classes)
         order = sorted(known, key=lambda c: (-often[c], -layer_s[c]))
         for at, c in itertools.product(dict.fromkeys((rough, key)), order):
-            if step_s(known) >= enough_s:
+            if value(each(known)) >= enough_s:
                 break
             if at.num_microbatches not in self._known.get((at.mesh, at.remat, c), {}):
-                found = self._raised_s(at, c, lambda s, c=c: step_s(known | {c: s}) >= enough_s)
+                found = self._raised_s(
+                    at, c, lambda s, c=c: value(each(known | {c: s})) >= enough_s
+                )
                 known[c] = max(known[c], found)
-        return step_s(known)
+        return each(known)
 
     def _known_s(self, key: BoundsKey, c: int) -> float:
         """Seconds that a layer takes at least in a step, as far as is known.

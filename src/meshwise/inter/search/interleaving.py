@@ -272,11 +272,13 @@ class _Search:
         )
         made: ChunkedPipeline | None = None
         for variant in self._variants[way]:
-            made = chunked_pipeline(shape, variant, self.costs) or made
-            if made is not None:
-                self.planned.append(made)
-                if made.peak_bytes <= memory_bytes(kind, self.options):
-                    break
+            again = chunked_pipeline(shape, variant, self.costs, self.below_s())
+            if again is None:
+                break
+            made = again
+            self.planned.append(made)
+            if made.peak_bytes <= memory_bytes(kind, self.options):
+                break
         return made
 
     def _shapes(self) -> list[tuple[SubmeshKind, int, int]]:
