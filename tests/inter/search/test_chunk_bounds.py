@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import meshwise as mw
 from meshwise.inter.search.chunk_bounds import (
+    crowded,
     held_together,
     least_held_bytes,
     least_of_cuts,
@@ -133,6 +134,18 @@ def test_the_least_of_cuts_is_that_of_all(costs: list[list[int]], joined: np.ufu
         for ranges in cuts(4, len(costs))
     ]
     assert least_of_cuts(of_runs, joined) == min(every, default=np.inf)
+
+
+@given(amounts=st.lists(st.integers(0, 9), min_size=1, max_size=6), meshes=st.integers(1, 4))
+def test_layers_that_cannot_be_divided_crowd_a_mesh(amounts: list[int], meshes: int) -> None:
+    def fullest(places: tuple[int, ...]) -> int:
+        return max(
+            sum(a for a, at in zip(amounts, places, strict=True) if at == mesh)
+            for mesh in range(meshes)
+        )
+
+    best = min(map(fullest, itertools.product(range(meshes), repeat=len(amounts))))
+    assert crowded(np.array(amounts, float), meshes) <= best
 
 
 def test_equal_stages_without_transfers_reach_the_bound() -> None:
