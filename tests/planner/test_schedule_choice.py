@@ -82,7 +82,7 @@ def test_the_default_is_as_fast_as_the_best_by_name(cluster: str, changes: Any) 
 def test_what_is_bounded_above_the_best_is_not_planned() -> None:
     def num_planned(schedules: Any) -> int:
         told: list[str] = []
-        planned(told.append, schedules=schedules)
+        planned(told.append, schedules=schedules, num_microbatches=(2, 4, 32))
         return sum("stages on" in text for text in told)
 
     interleaved = named("interleaved-1f1b")
@@ -95,9 +95,9 @@ def test_gradients_of_weights_apart_are_passed_over_where_1f1b_does_not_fit() ->
         planned(told.append, num_stages=2, memory_bytes=50_000, schedules=SEARCHED)
     passed = [t for t in told if "passed over" in t]
     assert [t.split()[1] for t in passed] == [
-        "zero-bubble-h1:",
         "1f1b-delayed:",
         "eager-1f1b-delayed:",
+        "zero-bubble-h1:",
     ]
 
 
@@ -107,6 +107,18 @@ def test_a_schedule_that_cannot_be_had_is_told_and_passed_over() -> None:
     plan = planned(told.append, num_stages=2)
     assert plan.schedule != "interleaved-1f1b"
     assert any(t.startswith("schedules interleaved-1f1b: ") and "2 stages" in t for t in told)
+
+
+def test_stages_that_alone_take_as_long_are_left_out() -> None:
+    def told_of(schedules: Any) -> tuple[Plan, list[str]]:
+        told: list[str] = []
+        return planned(told.append, num_stages=2, schedules=schedules), told
+
+    fast, _ = told_of((ONE_F_ONE_B,))
+    plan, told = told_of((ONE_F_ONE_B, ZERO_BUBBLE))
+    by_name, _ = told_of((ZERO_BUBBLE,))
+    assert plan.simulated_s == min(fast.simulated_s, by_name.simulated_s)
+    assert any(t.startswith("schedules zero-bubble-h1") for t in told)
 
 
 def test_what_no_schedule_allows_is_refused_as_for_one() -> None:

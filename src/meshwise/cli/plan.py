@@ -29,6 +29,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.jax_compat import PyTree
+from meshwise.plan.plan import Plan
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
@@ -39,6 +40,7 @@ from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
 from meshwise.schedules.registry import ALL, SEARCHED, choices, named
+from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
@@ -255,12 +257,7 @@ def plan(
         found = replace(found, model=name)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
-    texts = {
-        trace_file: partial(chrome_trace, timeline),
-        html_file: partial(plan_page, found),
-        out: found.to_json,
-    }
-    unwritten = list(_unwritten(texts))
+    unwritten = list(_unwritten(_texts(found, timeline, trace_file, html_file, out)))
     # What minutes were spent on is not lost with a disk that is full.
     is_lost = any(path == out for path, _ in unwritten)
     if trainer is None or is_lost:
@@ -268,6 +265,9 @@ def plan(
         click.echo(found.to_json() if as_json else found.explain(), nl=False)
     else:
         answer = _answer(trainer, planned, request, report)
+        if answer.plan is not planned.plan:
+            found = replace(answer.plan, model=found.model)
+            unwritten += _unwritten(_texts(found, answer.timeline, trace_file, html_file, out))
         click.echo(answer.to_json() if as_json else answer.text(), nl=False)
     if verified is not None:
         click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
@@ -299,6 +299,14 @@ def _answer(
         return trainer_answer(TRAINERS[trainer], planned, request, report)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _texts(
+    plan: Plan, timeline: Timeline, trace: Path | None, page: Path | None, out: Path | None
+) -> dict[Path | None, Callable[[], str]]:
+    """Return what is written to each file that is asked for."""
+    texts: dict[Path | None, Callable[[], str]] = {trace: partial(chrome_trace, timeline)}
+    return texts | {page: partial(plan_page, plan), out: plan.to_json}
 
 
 def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple[Path, str]]:

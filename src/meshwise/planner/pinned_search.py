@@ -20,7 +20,7 @@ from meshwise.inter.search.pin_conflicts import (
     smallest_conflict,
 )
 from meshwise.inter.search.remedies import least_memory_counts, remedies
-from meshwise.inter.search.search import FoundPipeline, search
+from meshwise.inter.search.search import FoundPipeline, NothingFasterError, search
 from meshwise.inter.search.search_space import DEAREST, SearchOptions
 from meshwise.planner.pinned_layers import PinnedCosts
 from meshwise.planner.shared_plans import SharedPlans
@@ -68,6 +68,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
     Raises:
         PlanError: pins contradict each other, the cluster or its memory; they are named.
         PinError: a pin of a layout names nothing.
+        NothingFasterError: nothing that fits takes less than the cutoff.
         InfeasibleError: nothing fits, with or without pins.
     """
     if not asked.pins:
@@ -89,7 +90,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
     assert wanted is not None
     source, costs = asked.plans.of(layouts_of(pins))
     try:
-        found, costs = _search(source, cluster, wanted, asked.report, costs)
+        found, costs = _search(source, cluster, wanted, asked.report, costs, asked.cutoff_s)
     except InfeasibleError as error:
         if not asked.seeks_remedies:
             raise
@@ -107,7 +108,9 @@ def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Var
     _, costs = asked.plans.of({})
     check_stages(cluster, options, len(layers.classes))
     try:
-        found, _ = _search(layers, cluster, options, asked.report, costs)
+        found, _ = _search(layers, cluster, options, asked.report, costs, asked.cutoff_s)
+    except NothingFasterError:
+        raise
     except InfeasibleError as error:
         least = _least_held(options)
         helps = remedies(cluster, least, costs, asked.report) if asked.seeks_remedies else ()
@@ -126,15 +129,21 @@ def _search(
     options: SearchOptions,
     report: Callable[[str], object],
     costs: VariantCosts,
+    below_s: float,
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Search; where nothing fits, search once more among plans that hold as little as they can.
 
     Raises:
+        NothingFasterError: nothing that fits is faster than a step that is to be beaten; then
+            plans that hold as little as they can are not looked at, which are slow.
         InfeasibleError: nothing fits; it says with how much memory something would, unless a
             schedule takes room that the search does not know of.
     """
     try:
-        return search(source, cluster, replace(options, every_group=False), report, costs)
+        first = replace(options, every_group=False)
+        return search(source, cluster, first, report, costs, below_s=below_s)
+    except NothingFasterError:
+        raise
     except InfeasibleError:
         report("nothing fits so: looking at plans that hold as little as they can")
     least: LeastMemory | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
@@ -15,10 +15,11 @@ from meshwise.inter.search.interleaving import interleaved_pipelines
 from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.search.remedies import least_memory_counts
 from meshwise.inter.search.replanning import replanned
-from meshwise.inter.search.search import FoundPipeline, stage_decisions
+from meshwise.inter.search.search import FoundPipeline, NothingFasterError, stage_decisions
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.inter.stages.objective import busy_s
+from meshwise.inter.stages.stage_problem import memory_bytes
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
@@ -38,6 +39,8 @@ from meshwise.units import bytes_text
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 # The largest number of times that stages are planned again, with more memory left free each time.
 _MOST_REPLANNED = 3
+# So many pipelines with several stages a mesh find no room before more memory is left free.
+_MOST_FAILED = 4
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
@@ -266,13 +269,17 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
     """
     if asked.options.schedules[0].chunks > 1:
         return _interleaved(asked)
-    source, found, costs = pinned_search(asked)
+    try:
+        source, found, costs = pinned_search(asked)
+    except NothingFasterError:
+        return None
     if busy_s(found.problem, found.plan.stages) >= asked.cutoff_s:
         return None
     found = _with_space(asked, found)
     # Where there is no room for what was found, stages need not be planned again.
     planned = _planned(asked, source, found, costs)
-    free_share = 0.0
+    apart = found.problem.schedule.splits_backward
+    free_share = _uncounted_share(found, planned.plan) if apart else 0.0
     for _ in range(_MOST_REPLANNED):
         better = replanned(found, costs, asked.report, free_share=free_share)
         if better is found:
@@ -284,6 +291,19 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
             free_share += max(error.missing_share, _LEAST_RESERVED)
             asked.report(f"{error}; stages with {free_share:.1%} of their memory left free")
     return planned
+
+
+def _uncounted_share(found: FoundPipeline, plan: Plan) -> float:
+    """Return the share of its memory that a stage needs at most for gradients of weights that wait.
+
+    The search did not count them, and stages that are planned again need about as much.
+    """
+    problem, spans = found.problem, found.plan.stages
+    counted = [memory_bytes(problem, spans, k) for k in range(len(spans))]
+    return max(
+        max(0.0, stage.peak_bytes - num_bytes) / stage.memory_bytes
+        for stage, num_bytes in zip(plan.stages, counted, strict=True)
+    )
 
 
 def _with_space(asked: PipelineSearch, found: FoundPipeline) -> FoundPipeline:
@@ -338,30 +358,44 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         )
     options = asked.options
     _, costs = asked.plans.of({})
-    best: PlannedPipeline | None = None
-    failed: list[UnsearchedMemoryError] = []
-    cutoff_s = asked.cutoff_s
+    fastest = _Fastest(below_s=asked.cutoff_s)
     for found in interleaved_pipelines(
         asked.cluster,
         options,
         options.schedules[0],
         costs,
         asked.report,
-        cutoff_s=cutoff_s,
+        below_s=lambda: fastest.below_s,
         seeks_remedies=asked.seeks_remedies,
     ):
-        if found.plan.total_s >= cutoff_s:
-            break
         try:
             made = _planned(asked, asked.layers, found, costs)
         except UnsearchedMemoryError as error:
-            failed.append(error)
+            fastest.failed.append(error)
+            if fastest.planned is None and len(fastest.failed) == _MOST_FAILED:
+                break
             continue
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
-        if seconds < cutoff_s:
-            cutoff_s = seconds
-            best = replace(made, plan=replace(made.plan, step_time_s=seconds, gap=0.0))
-    if best is None and failed:
-        raise failed[0]
-    return best
+        asked.report(f"{seconds:.4g} s a step by simulation, {found.plan.total_s:.4g} s promised")
+        if seconds < fastest.below_s:
+            plan = replace(made.plan, step_time_s=seconds, gap=0.0)
+            fastest.below_s, fastest.planned = seconds, replace(made, plan=plan)
+    if fastest.planned is None and fastest.failed:
+        raise fastest.failed[0]
+    return fastest.planned
+
+
+@dataclass(slots=True, kw_only=True)
+class _Fastest:
+    """The fastest pipeline so far.
+
+    Attributes:
+        below_s: Seconds of its simulated step, or of another one that is to be beaten.
+        planned: The pipeline; None if there is none.
+        failed: Why others have no room for what the search does not count.
+    """
+
+    below_s: float
+    planned: PlannedPipeline | None = None
+    failed: list[UnsearchedMemoryError] = field(default_factory=list[UnsearchedMemoryError])

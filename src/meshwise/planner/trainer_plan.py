@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.planner.pipeline import search_options
 from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.trainer_point_plan import PointPlanner
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.chain import operator_chain
@@ -24,6 +26,8 @@ def trainer_answer(
 ) -> TrainerAnswer:
     """Return the fastest point of a trainer for a step, beside its free plan.
 
+    Where the point is the faster one it is planned as ours, and is the free plan if that is faster.
+
     Args:
         trainer: The trainer.
         planned: The free plan of the step.
@@ -40,7 +44,27 @@ def trainer_answer(
         blocks = _in_blocks(layers)
         options = search_options(blocks, planned.plan.step_flop, request)
         best = best_point(trainer, blocks, request.cluster, options, report)
+        if best.timeline.step_time_s < planned.timeline.step_time_s:
+            report(f"{trainer.name}: the point as a plan of ours")
+            planner = PointPlanner(
+                trainer=trainer, layers=blocks, cluster=request.cluster, options=options
+            )
+            planned = _faster(planned, planner.plan(best))
     return TrainerAnswer(trainer=trainer, best=best, plan=planned.plan, timeline=planned.timeline)
+
+
+def _faster(planned: PlannedPipeline, other: PlannedPipeline | None) -> PlannedPipeline:
+    """Return the faster one of two plans, as an answer to what was asked of the first one."""
+    if other is None or other.timeline.step_time_s >= planned.timeline.step_time_s:
+        return planned
+    asked = planned.plan
+    plan = replace(
+        other.plan,
+        method=asked.method,
+        parameters=asked.parameters,
+        joins_attention=asked.joins_attention,
+    )
+    return replace(other, plan=plan)
 
 
 def _in_blocks(layers: Layering) -> Layering:

@@ -23,6 +23,7 @@ class Interleaved(PipelineSchedule):
     name: ClassVar[str] = "interleaved-1f1b"
     microbatches_text: ClassVar[str] = "a multiple of the meshes"
     depends_on_num_stages: ClassVar[bool] = True
+    any_chunks: ClassVar[bool] = True
 
     chunks: int = 2
 

@@ -30,6 +30,7 @@ class PipelineSchedule(ABC):
         microbatches_text: The micro-batches that `allows` wants, in words; empty for any number.
         forward_only: Whether there is no backward pass; such a schedule cannot be asked for.
         depends_on_num_stages: Whether `in_flight` looks at the number of stages.
+        any_chunks: Whether a mesh may run any number of stages above one; `chunks` is one of them.
 
     Attributes:
         chunks: Stages that each mesh runs.
@@ -42,6 +43,7 @@ class PipelineSchedule(ABC):
     microbatches_text: ClassVar[str] = ""
     forward_only: ClassVar[bool] = False
     depends_on_num_stages: ClassVar[bool] = False
+    any_chunks: ClassVar[bool] = False
 
     chunks: int = 1
     hides_transfers: bool = False

@@ -16,11 +16,14 @@ class ZeroBubbleH1(OneFOneB):
 
     Stage i runs the gradient of the weights i backwards late.  It has `n - i` micro-batches between
     forward and backward, so n until their weights are done: no more than stage 0 of 1F1B.
+    Transfers run beside computation, as in 1F1B with delayed gradients of weights.
 
     Source: docs/facts.md section 5 (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024).
     """
 
     name: ClassVar[str] = "zero-bubble-h1"
+
+    hides_transfers: bool = True
 
     def table(self, num_stages: int, num_microbatches: int, num_meshes: int) -> Schedule:
         """Return the table of 1F1B with gradients of weights apart.

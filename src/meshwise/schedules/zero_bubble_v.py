@@ -19,11 +19,15 @@ class ZeroBubbleV(VShapedSchedule):
     gradients of weights are done.  That is as much as n micro-batches of both stages, which is what
     stage 0 of 1F1B holds.
 
+    Transfers run beside computation: gradients of weights leave time for them.
+
     Source: docs/facts.md section 5 (Qi et al., 2024).
     """
 
     name: ClassVar[str] = "zb-v"
     microbatches_text: ClassVar[str] = "at least twice the meshes, less one"
+
+    hides_transfers: bool = True
 
     def in_flight(self, to_end: int, num_meshes: int, num_microbatches: int) -> float:
         """Return half the forwards of both stages before the first backward."""

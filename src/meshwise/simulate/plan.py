@@ -113,7 +113,10 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
             delays=plan.delays,
         )
     else:
-        chunks = changes.schedule.chunks
+        least = changes.schedule.chunks
+        chunks = (
+            max(least, len(stages) // plan.num_meshes) if changes.schedule.any_chunks else least
+        )
         if len(stages) != chunks * plan.num_meshes:
             raise PlanError(
                 f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "

@@ -16,8 +16,8 @@ from meshwise.units import bytes_text, seconds_text
 FORMAT = "meshwise-trainer-options"
 _WIDTH = 100
 _WHY_FASTER = (
-    "the free plan is the slower one: its search tries meshes of at most two axes, at most two "
-    "stages on each, and only the schedules that it was asked for"
+    "the free plan is the slower one: it has only the schedules that it was asked for, and none of "
+    "those of which a plan of ours cannot be made"
 )
 
 

@@ -174,8 +174,9 @@ class PointPrices:
 def least_s(priced: PricedPoint, num_microbatches: int) -> float:
     """Return a lower bound of the seconds of a step, also with more micro-batches than were priced.
 
-    All micro-batches together take no less if there are more of them.  A stage does its own work,
-    and waits for one micro-batch in the first run of layers of all stages before it, both ways.
+    All micro-batches together take no less if there are more of them.  A stage does its own work.
+    A micro-batch passes the first run of layers of all stages before it both ways besides, and then
+    the first stage ends its step.
 
     Args:
         priced: The point.
@@ -186,6 +187,7 @@ def least_s(priced: PricedPoint, num_microbatches: int) -> float:
     for stage in range(priced.point.pipeline):
         chunks = priced.on_stage(stage)
         work = [c.microbatch_s * priced.point.num_microbatches for c in chunks]
-        bounds.append(waits_s + sum(work) + max(c.once_s for c in chunks))
+        bounds.append(sum(work) + max(c.once_s for c in chunks))
+        bounds.append(waits_s + sum(work) + priced.chunks[0].once_s)
         waits_s += work[0] / num_microbatches
     return max(bounds)

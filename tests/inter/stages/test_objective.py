@@ -73,7 +73,7 @@ def test_eq_2():
         (GPIPE, 10.0, 3 * 11.5),
         # Slots 2.5, 6.5, 4 (the transfers).
         (EAGER, 10.0, 3 * 6.5),
-        (ZERO_BUBBLE, 10.0, 3 * 11.5),
+        (ZERO_BUBBLE, 10.0, 3 * 6.5),
         # Half of each time fills; the other half is added.
         (Interleaved(chunks=2), 5.0, 3 * 11.5 + 2.5),
     ],

@@ -17,12 +17,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.second_process import SecondProcess
-from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
+from meshwise.inter.search.closer_look import CloserLook
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups
 from meshwise.inter.search.search_space import (
@@ -51,6 +54,10 @@ Rule = Callable[[StageProblem], StagePlan]
 _SLACK = 1.1
 # Between two prices steps take less than on the line between them: so much above, look.
 _NEAR = 1.01
+
+
+class NothingFasterError(InfeasibleError):
+    """No pipeline that fits is faster than one that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,7 @@ def search(
     report: Callable[[str], object] = lambda _: None,
     costs: VariantCosts | None = None,
     rule: Rule | None = None,
+    below_s: float = math.inf,
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Find the fastest pipeline.
 
@@ -96,8 +104,11 @@ def search(
         costs: Plans of these layers from another search, to be added to.
         rule: Chooses the stages in place of the stage construction; it must take the cheapest of
             what it allows, since costs are bounds until they are used.
+        below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
+            are left out.
 
     Raises:
+        NothingFasterError: nothing is left of what fits, and there is a step to be beaten.
         InfeasibleError: nothing fits.
         PlanError: a number of micro-batches does not divide the batch.
         TraceError: the step does not separate into micro-batches that were asked for, or into any.
@@ -111,6 +122,7 @@ def search(
             costs=costs,
             beside=beside,
             rule=rule,
+            below_s=below_s,
         ).run()
     return found, costs
 
@@ -121,11 +133,13 @@ class _Known:
 
     Attributes:
         count: B.
+        bounded: A number of micro-batches that divides B, whose bounds serve first.
         table: Costs of stages.
         transfers: Between them.
     """
 
     count: int
+    bounded: int
     table: LazyTable
     transfers: Floats
 
@@ -157,9 +171,12 @@ class _Search:
         submeshes: Kinds of submeshes for the stage construction.
         kinds: The same for costs.
         variants: For each of them the ways to plan on it.
+        below_s: As `search` has it.
         known: For each number of micro-batches that was tried.
         tried: As `Found.tried`.
         refused: Why the step does not separate, where it does not.
+        closer: Looks at single layers.
+        looked: Seconds that runs of layers take at least, where they were looked at.
     """
 
     cluster: ClusterSpec
@@ -168,15 +185,19 @@ class _Search:
     costs: VariantCosts
     beside: SecondProcess
     rule: Rule | None
+    below_s: float
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
     variants: list[tuple[Variant, ...]] = field(init=False)
     known: list[_Known] = field(default_factory=list[_Known])
     tried: dict[int, float] = field(default_factory=dict[int, float])
     refused: TraceError | None = None
+    closer: CloserLook = field(init=False)
+    looked: dict[BoundsKey, Floats] = field(default_factory=dict[BoundsKey, Floats])
 
     def __post_init__(self) -> None:
         self.kinds, self.submeshes = asked_submeshes(self.cluster, self.options)
+        self.closer = CloserLook(self.costs, self.cluster.num_devices)
         second = guessed_s(self.kinds, self.cluster, self.options)
         self.variants = [variants_of(kind, self.options, second) for kind in self.kinds]
 
@@ -266,8 +287,11 @@ class _Search:
             total_s, number, best = heapq.heappop(waiting)
             if not self._separates(best.known):
                 continue
+            if self._excludes(best):
+                add(number, best.known, best.schedule)
+                continue
             table = best.known.table
-            at_most_s = min(cutoff, _SLACK * total_s)
+            at_most_s = min(cutoff, self.below_s, _SLACK * total_s)
             # Another schedule may have made more known.
             if (
                 best.num_changes < table.num_changes
@@ -280,6 +304,27 @@ class _Search:
             self.report(f"B={best.known.count}: {total_s:.4g} s a step")
             return best
         return None
+
+    def _excludes(self, candidate: _Candidate) -> bool:
+        """Look at layers on several hosts, whose bounds are far off; whether stages fall away.
+
+        Only where a step is to be beaten: all layers need not be planned there then.
+        """
+        known, some = candidate.known, False
+        if math.isinf(self.below_s) or self.costs.times is not None:
+            return False
+        for stage in candidate.plan.stages:
+            way = self.variants[stage.submesh][stage.variant]
+            key = BoundsKey(way.mesh, way.remat, known.count)
+            if self.kinds[stage.submesh].num_hosts == 1 or key in self.looked:
+                continue
+            base = "none" if "none" in self.options.remats else way.remat
+            rough = BoundsKey(way.mesh, base, known.bounded)
+            run = slice(stage.first_layer, stage.last_layer + 1)
+            each = self.closer.layers_s(key, rough, run, self.below_s)
+            self.looked[key] = _run_sums(each)
+            some |= bool(self.looked[key][stage.first_layer, stage.last_layer] >= self.below_s)
+        return some
 
     def _known(self, count: int, bounded: int) -> _Known | None:
         """Bounds for a number of micro-batches; None if the step does not separate."""
@@ -300,7 +345,7 @@ class _Search:
         inner = [m.is_inner for m in self.submeshes]
         hosts = self.cluster.num_hosts
         transfers = transfer_s(self.costs.source, self.kinds, count, inner, num_hosts=hosts)
-        known = _Known(count=count, table=table, transfers=transfers)
+        known = _Known(count=count, bounded=bounded, table=table, transfers=transfers)
         self.known.append(known)
         return known
 
@@ -328,6 +373,15 @@ class _Search:
 
     def _problem(self, known: _Known, schedule: PipelineSchedule) -> StageProblem:
         costs = masked(known.table.costs(), self.options.pins, self.kinds, self.variants)
+        if math.isfinite(self.below_s):
+            work_s = known.count * costs.microbatch_s + costs.once_s
+            for m, ways in enumerate(self.variants):
+                for v, way in enumerate(ways):
+                    looked = self.looked.get(BoundsKey(way.mesh, way.remat, known.count))
+                    if looked is not None:
+                        work_s[:, :, m, v] = np.fmax(work_s[:, :, m, v], looked)
+            fast = np.where(work_s < self.below_s, costs.microbatch_s, np.inf)
+            costs = replace(costs, microbatch_s=fast)
         return stage_problem(
             costs, self.cluster, self.options, known.count, schedule, known.transfers
         )
@@ -356,11 +410,19 @@ class _Search:
 
     def _nothing(self) -> InfeasibleError | TraceError:
         """Why there is no pipeline."""
+        if math.isfinite(self.below_s):
+            return NothingFasterError("no pipeline that fits is faster than the fastest so far")
         if self.rule is not None:
             return InfeasibleError("no stages that follow the rule fit")
         if not self._any_separates():
             return self.refused or InfeasibleError("no pipeline fits")
         return InfeasibleError("no pipeline fits into the memory of the devices")
+
+
+def _run_sums(each: Floats) -> Floats:
+    """For (first, last) the sum from first to last."""
+    total = np.concatenate([[0.0], np.cumsum(each)])
+    return total[None, 1:] - total[:-1, None]
 
 
 def stage_decisions(

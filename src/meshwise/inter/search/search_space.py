@@ -183,17 +183,35 @@ def variants_of(kind: SubmeshKind, options: SearchOptions, second: float) -> tup
         options: What is searched.
         second: A guess of what a step takes.
     """
-    memory = options.memory_bytes or kind.device.memory_bytes
     return tuple(
-        Variant(
-            mesh=mesh,
-            remat=remat,
-            price=BytePrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT),
-        )
+        priced_way(kind, mesh, remat, price, options, second)
         for mesh in _views(kind, options.pins)
         for remat in options.remats
         for price in sorted(options.prices)
     )
+
+
+def priced_way(
+    kind: SubmeshKind,
+    mesh: LogicalMesh,
+    remat: Remat,
+    price: float,
+    options: SearchOptions,
+    second: float,
+) -> Variant:
+    """A way to plan on a submesh.
+
+    Args:
+        kind: The submesh.
+        mesh: One of its logical meshes.
+        remat: What the backward pass computes again.
+        price: Of all memory of a device, in steps.
+        options: What is searched.
+        second: A guess of what a step takes.
+    """
+    memory = options.memory_bytes or kind.device.memory_bytes
+    bytes_price = BytePrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT)
+    return Variant(mesh=mesh, remat=remat, price=bytes_price)
 
 
 def guessed_s(kinds: Sequence[SubmeshKind], cluster: ClusterSpec, options: SearchOptions) -> float:

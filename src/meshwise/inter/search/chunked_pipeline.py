@@ -1,0 +1,290 @@
+"""One pipeline with several stages on each of some equal meshes: its cuts, its time, its memory.
+
+All meshes have one shape and plan their layers in one way, as Megatron-LM's do.  The layers are cut
+so that the slowest stage takes the least, and among such cuts stages are as equal as can be.
+
+Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule, schedules in a V, their times).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwise.cluster.submesh import SubmeshKind
+from meshwise.inter.clustering.operator_clustering import Ranges
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
+from meshwise.inter.layer_cost.run_costs import RunCosts
+from meshwise.inter.search.best_cuts import best_cuts, least_cost
+from meshwise.inter.search.search import FoundPipeline
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.stages.objective import StepTime
+from meshwise.inter.stages.stage_construction import StagePlan
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
+from meshwise.inter.stages.submeshes import StageSubmesh
+from meshwise.inter.stages.transfers import bytes_per_s
+from meshwise.schedules.in_flight import held_at_peak
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+
+# So many times the slowest stage's bound is far above it.
+_FAR = 1.3
+
+
+class Shape(NamedTuple):
+    """Which meshes run how many stages and micro-batches.
+
+    Attributes:
+        kind: What each mesh is.
+        num_meshes: n.
+        num_microbatches: B.
+        num_hosts: Hosts of the cluster.
+        schedule: The schedule; it says how many stages each mesh has.
+    """
+
+    kind: SubmeshKind
+    num_meshes: int
+    num_microbatches: int
+    num_hosts: int
+    schedule: PipelineSchedule
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of all meshes."""
+        return self.num_meshes * self.schedule.chunks
+
+    @property
+    def mesh_of_stage(self) -> tuple[int, ...]:
+        """For each stage the mesh on which it lies."""
+        return self.schedule.mesh_of_stage(self.num_stages, self.num_meshes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedPipeline:
+    """One pipeline.
+
+    Attributes:
+        shape: Its meshes.
+        way: How layers are planned.
+        runs: What they cost.
+        cuts: First and last layer of each stage.
+        time: Of a step by the closed form.
+        least_s: No less does a simulated step take.
+        peak_bytes: Of the fullest mesh, one device.
+    """
+
+    shape: Shape
+    way: Variant
+    runs: RunCosts
+    cuts: Ranges
+    time: StepTime
+    least_s: float
+    peak_bytes: float
+
+    def found(
+        self, options: SearchOptions, space: str, tried: Mapping[int, float]
+    ) -> FoundPipeline:
+        """Return the pipeline as a search gives it.
+
+        Args:
+            options: What is searched.
+            space: What was searched, in words.
+            tried: Seconds of the best step for each number of micro-batches.
+        """
+        runs, kind, count = self.runs, self.shape.kind, self.shape.num_microbatches
+        submesh = StageSubmesh(
+            num_hosts=kind.num_hosts,
+            devices_per_host=kind.devices_per_host,
+            memory_bytes=memory_bytes(kind, options),
+            reserved_bytes=_reserved_bytes(kind, options),
+        )
+        stages = tuple(
+            StageSpan(
+                first_layer=first,
+                last_layer=last,
+                submesh=0,
+                variant=0,
+                first_device=mesh * kind.num_devices,
+            )
+            for (first, last), mesh in zip(self.cuts, self.shape.mesh_of_stage, strict=True)
+        )
+        return FoundPipeline(
+            plan=StagePlan(
+                stages=stages,
+                time=self.time,
+                bound_s=self.time.total_s,
+                error_s=0.0,
+                space=space,
+            ),
+            problem=StageProblem(
+                costs=StageCosts(
+                    submeshes=(submesh,),
+                    microbatch_s=(runs.loop_s / count)[..., None, None],
+                    once_s=runs.once_s[..., None, None],
+                    resident_bytes=runs.resident_bytes[..., None, None],
+                    microbatch_bytes=runs.microbatch_bytes[..., None, None],
+                    temporary_bytes=runs.temporary_bytes[..., None, None],
+                    gather_s=runs.gather_s[..., None, None],
+                ),
+                num_devices=self.shape.num_meshes * kind.num_devices,
+                num_microbatches=count,
+                schedule=self.shape.schedule,
+            ),
+            kinds=(kind,),
+            variants=((self.way,),),
+            tried=dict(tried),
+        )
+
+
+def chunked_pipeline(
+    shape: Shape, way: Variant, costs: VariantCosts, below_s: float = math.inf
+) -> ChunkedPipeline | None:
+    """Return the best cut into stages; None if some layer has no plan, or a step takes too long.
+
+    Args:
+        shape: Meshes, micro-batches, schedule.
+        way: How layers are planned.
+        costs: Plans layers.
+        below_s: Seconds of a step that is to be beaten.
+    """
+    found = _best_cuts(way, shape.num_microbatches, shape.num_stages, costs)
+    if found is None:
+        return None
+    cuts, runs = found
+    least_s = _least_s(shape, cuts, runs)
+    if least_s >= below_s:
+        return None
+    return ChunkedPipeline(
+        shape=shape,
+        way=way,
+        runs=runs,
+        cuts=cuts,
+        time=_closed_form(shape, cuts, runs, costs.source),
+        least_s=least_s,
+        peak_bytes=_peak_bytes(shape, cuts, runs),
+    )
+
+
+def _closed_form(shape: Shape, cuts: Ranges, runs: RunCosts, source: LayerSource) -> StepTime:
+    """Seconds of a step by the closed form of the schedule."""
+    count, schedule = shape.num_microbatches, shape.schedule
+    busy = runs.loop_s / count + runs.gather_s
+    computes, sends, once = ([0.0] * shape.num_meshes for _ in range(3))
+    sent = _transfer_s(shape, cuts, source)
+    for at, mesh, sends_s in zip(cuts, shape.mesh_of_stage, sent, strict=True):
+        computes[mesh] += float(busy[at])
+        sends[mesh] += sends_s
+        once[mesh] += float(runs.once_s[at])
+    joined = max if schedule.hides_transfers else sum
+    load = [joined(both) for both in zip(computes, sends, strict=True)]
+    # What shows of a micro-batch's time while the pipeline fills and drains.
+    share = float(schedule.fill_s(np.ones(())))
+    return StepTime(
+        fill_s=sum(load) * share,
+        transfer_s=0.0,
+        steady_s=(count - share) * max(load),
+        once_s=max(once),
+    )
+
+
+def _least_s(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
+    """Seconds that no simulated step takes less than.
+
+    A mesh does its own work.  Where a backward pass is one task, a micro-batch passes the first
+    stages of all meshes before it both ways besides, and then the first mesh ends its step.
+    """
+    work, once = ([0.0] * shape.num_meshes for _ in range(2))
+    for at, mesh in zip(cuts, shape.mesh_of_stage, strict=True):
+        work[mesh] += float(runs.loop_s[at])
+        once[mesh] += float(runs.once_s[at])
+    least = max(map(sum, zip(work, once, strict=True)))
+    if shape.schedule.splits_backward:
+        return least
+    first = [float(runs.loop_s[at]) / shape.num_microbatches for at in cuts[: shape.num_meshes]]
+    waits = itertools.accumulate(first, initial=0.0)
+    return max(least, once[0] + max(map(sum, zip(work, waits, strict=False))))
+
+
+def _peak_bytes(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
+    """Bytes of one device of the fullest mesh."""
+    schedule, stages = shape.schedule, shape.num_stages
+    table = schedule.table(stages, shape.num_microbatches, shape.num_meshes)
+    sizes = [float(runs.microbatch_bytes[at]) for at in cuts]
+    # What gradients of weights wait for is not known yet.
+    late = [0.0] * stages
+    peaks: list[float] = []
+    for mesh in range(shape.num_meshes):
+        held = held_at_peak(table, mesh, sizes, late)
+        peaks.append(
+            sum(
+                float(runs.resident_bytes[cuts[k]]) + in_flight * sizes[k]
+                for k, (in_flight, _) in held.items()
+            )
+            + max(float(runs.temporary_bytes[cuts[k]]) for k in held)
+        )
+    return max(peaks)
+
+
+def _best_cuts(
+    way: Variant, count: int, num_stages: int, costs: VariantCosts
+) -> tuple[Ranges, RunCosts] | None:
+    """The best cut into stages, and the costs of those that may be among them; None without a plan.
+
+    Runs whose bounds are far above the slowest stage's are looked at only if it takes so much.
+    """
+    bounds = costs.bounds(way.mesh, way.remat, count)
+    if bounds is None:
+        return None
+    slowest, _ = least_cost(bounds.loop_s, num_stages, np.maximum)
+    for wanted in (bounds.loop_s <= _FAR * slowest, None):
+        runs = costs.runs(way, count, wanted)
+        if runs is None:
+            return None
+        busy = runs.loop_s / count + runs.gather_s
+        cuts = best_cuts(busy, num_stages)
+        if cuts is not None and max(busy[at] for at in cuts) * count <= _FAR * slowest:
+            return cuts, runs
+        if wanted is None:
+            return None if cuts is None else (cuts, runs)
+    return None
+
+
+def _transfer_s(shape: Shape, cuts: Ranges, source: LayerSource) -> list[float]:
+    """Seconds in which each stage sends one micro-batch on, and what comes back for it.
+
+    Meshes lie one after another, so it is known whether two share a host.
+    """
+    kind, found = shape.kind, list[float]()
+    for (_, last), (here, there) in zip(
+        cuts, itertools.pairwise(shape.mesh_of_stage), strict=False
+    ):
+        if here == there:
+            found.append(0.0)
+            continue
+        size, of_host = kind.num_devices, kind.host.num_devices
+        is_inner = here * size // of_host == there * size // of_host
+        rate, latency_s = bytes_per_s(kind, kind, is_inner, num_hosts=shape.num_hosts)
+        num_bytes = source.crossing_bytes(last) / shape.num_microbatches
+        found.append(2 * (num_bytes / rate + latency_s))
+    return [*found, 0.0]
+
+
+def memory_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
+    """Return what a device may hold, without what is left free.
+
+    Args:
+        kind: A mesh of such devices.
+        options: What is searched.
+    """
+    has = options.memory_bytes or kind.device.memory_bytes
+    return has - _reserved_bytes(kind, options)
+
+
+def _reserved_bytes(kind: SubmeshKind, options: SearchOptions) -> int:
+    has = options.memory_bytes or kind.device.memory_bytes
+    return math.ceil(options.reserved_share * has)
