@@ -31,6 +31,16 @@ from meshwise.trace.layers.layering import Layering
 _NEARLY = 1.1
 
 
+def always() -> bool:
+    """Return True: remedies are looked for."""
+    return True
+
+
+def never() -> bool:
+    """Return False: no remedies are looked for."""
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSearch:
     """What is searched: the fastest pipeline for given layers.
@@ -43,7 +53,8 @@ class PipelineSearch:
         pins: What is fixed; if any, also the numbers of stages and of micro-batches.
         plans: Those of other searches, to be added to.
         cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
-        seeks_remedies: Whether to say what would help where nothing fits, which takes long.
+        seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
+            when nothing does.
     """
 
     layers: Layering
@@ -53,7 +64,7 @@ class PipelineSearch:
     pins: Sequence[PipelinePin]
     plans: SharedPlans
     cutoff_s: float = math.inf
-    seeks_remedies: bool = True
+    seeks_remedies: Callable[[], bool] = always
 
 
 def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:
@@ -92,7 +103,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
     try:
         found, costs = _search(source, cluster, wanted, asked.report, costs, asked.cutoff_s)
     except InfeasibleError as error:
-        if not asked.seeks_remedies:
+        if not asked.seeks_remedies():
             raise
         asked.report("looking for the pins that leave no plan")
         conflict = _conflict(asked, _least_held(options), pins, costs)
@@ -113,7 +124,7 @@ def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Var
         raise
     except InfeasibleError as error:
         least = _least_held(options)
-        helps = remedies(cluster, least, costs, asked.report) if asked.seeks_remedies else ()
+        helps = remedies(cluster, least, costs, asked.report) if asked.seeks_remedies() else ()
         if not helps:
             raise
         raise InfeasibleError(

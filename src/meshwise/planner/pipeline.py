@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
@@ -22,6 +22,7 @@ from meshwise.kernels.background import compiling_behind
 from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.memory_share import smaller_request, whole_plan
+from meshwise.planner.pinned_search import always, never
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
@@ -141,7 +142,7 @@ def plan_pipeline(
 
 def _searched(
     opened: OpenStep,
-    seeks_remedies: bool,
+    seeks_remedies: Callable[[], bool],
     request: PipelineRequest,
     report: Callable[[str], object],
     pins: tuple[PipelinePin, ...],
@@ -170,7 +171,7 @@ def _with_attention(
     opened: OpenStep,
     request: PipelineRequest,
     report: Callable[[str], object],
-    searched: Callable[[OpenStep, bool], PlannedPipeline],
+    searched: Callable[[OpenStep, Callable[[], bool]], PlannedPipeline],
 ) -> PlannedPipeline:
     """Return the fastest pipeline, with attention as one operator where its keys go round.
 
@@ -182,24 +183,31 @@ def _with_attention(
         opened: The step.
         request: What is asked.
         report: Is told of progress.
-        searched: Plans a step; told whether its error says what would help.
+        searched: Plans a step; asks whether its error is to say what would help.
 
     Raises:
         InfeasibleError: nothing fits.
     """
+
+    @cache
+    def joined() -> OpenStep | None:
+        return with_attention(opened)
+
     try:
-        found = searched(opened, False)
+        found = searched(opened, lambda: joined() is None)
     except InfeasibleError as error:
-        report(f"{error}; looking for attention")
-        joined = with_attention(opened)
-        return searched(opened, True) if joined is None else _joined(searched(joined, True))
+        step = joined()
+        if step is None:
+            raise
+        report(f"{error}; the same with attention as one operator")
+        return _joined(searched(step, always))
     rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
-    joined = with_attention(opened) if min(rows) < request.cluster.num_devices else None
-    if joined is None:
+    step = joined() if min(rows) < request.cluster.num_devices else None
+    if step is None:
         return found
     report("the same with attention as one operator")
     try:
-        other = searched(joined, False)
+        other = searched(step, never)
     except InfeasibleError:
         return found
     is_faster = other.plan.simulated_s < found.plan.simulated_s and _has_ring(other)

@@ -25,7 +25,7 @@ from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.memory_share import limited_plan
-from meshwise.planner.pinned_search import PipelineSearch, pinned_search
+from meshwise.planner.pinned_search import PipelineSearch, always, never, pinned_search
 from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
@@ -79,7 +79,7 @@ def planned_layers(
     times: LayerTimes | None = None,
     records: LayerRecords | None = None,
     *,
-    seeks_remedies: bool = True,
+    seeks_remedies: Callable[[], bool] = always,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for given layers, and simulate it.
 
@@ -91,7 +91,8 @@ def planned_layers(
         pins: What is fixed.
         times: Tells how long planned layers take; None: the model does.
         records: What was found out about layers before; None: nothing.
-        seeks_remedies: Whether the error says, where nothing fits, with what something would.
+        seeks_remedies: Whether the error says, where nothing fits, with what something would; asked
+            when nothing does.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -128,7 +129,7 @@ def planned_layers(
             asked,
             options=replace(options, schedules=group),
             cutoff_s=cutoff_s,
-            seeks_remedies=seeks_remedies and best is None and is_plain not in failed,
+            seeks_remedies=seeks_remedies if best is None and is_plain not in failed else never,
         )
         try:
             found = _with_room(some)
@@ -163,7 +164,7 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline | None:
     except (InfeasibleError, PlanError) as error:
         named = _named_memory(error)
         can_name = isinstance(error, InfeasibleError) and not asked.pins
-        if not asked.seeks_remedies or (named is None and not can_name):
+        if not asked.seeks_remedies() or (named is None and not can_name):
             raise
         found = _with_more_memory(asked, None if named is None else named.num_bytes)
         if found is None:
@@ -218,7 +219,7 @@ def _with_more_memory(
         if least is None:
             return None
         num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
-    asked = replace(asked, seeks_remedies=False)
+    asked = replace(asked, seeks_remedies=never)
     for _ in range(_MOST_TRIES):
         asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
         more = replace(asked, options=replace(options, memory_bytes=num_bytes))
@@ -258,7 +259,7 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
             raise first from (None if last is first else last)
         asked.report(f"{last}; again with {share:.1%} of the memory left free")
         options = replace(asked.options, reserved_share=share)
-        asked = replace(asked, options=options, seeks_remedies=False)
+        asked = replace(asked, options=options, seeks_remedies=never)
 
 
 def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:

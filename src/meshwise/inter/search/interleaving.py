@@ -52,7 +52,7 @@ def interleaved_pipelines(
     costs: VariantCosts,
     report: Callable[[str], object] = lambda _: None,
     below_s: Callable[[], float] = lambda: math.inf,
-    seeks_remedies: bool = True,
+    seeks_remedies: Callable[[], bool] = lambda: True,
 ) -> Iterator[FoundPipeline]:
     """Yield pipelines that may be faster than the fastest so far, the most promising first.
 
@@ -64,7 +64,8 @@ def interleaved_pipelines(
         report: Is told of progress.
         below_s: Returns the seconds of the fastest simulated step so far; what takes no less by its
             bound is left out.
-        seeks_remedies: Whether to say how much memory would suffice, which takes long.
+        seeks_remedies: Whether to say how much memory would suffice, which takes long; asked
+            when nothing fits.
 
     Raises:
         PlanError: the cluster's hosts differ, or no number of stages and micro-batches that is
@@ -90,7 +91,7 @@ def interleaved_pipelines(
         found_any = True
         yield found
     if is_first and not found_any:
-        raise _what_is_missing(search, _ROUNDS if seeks_remedies else 0)
+        raise _what_is_missing(search, _ROUNDS if seeks_remedies() else 0)
 
 
 class _Way(NamedTuple):
