@@ -161,6 +161,12 @@ def _option(*names: str, **settings: Any) -> Any:
     help="Limit of one device, as 512MiB. Default: what the device has.",
 )
 @_option(
+    "--offload/--no-offload",
+    default=None,
+    help="Keep the optimizer's state in the memory of hosts between its uses. Default: where it "
+    "does not fit on the devices, or is faster there.",
+)
+@_option(
     "--eval-every",
     type=click.IntRange(1),
     default=50,
@@ -319,11 +325,13 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
 
 
 def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
-    """Refuse options of pipelines where none was asked for, or that contradict each other.
+    """Refuse options that contradict each other, and those of pipelines where none was asked for.
 
     Raises:
         click.UsageError: naming the option.
     """
+    if settings["offload"] and (settings["method"] != "auto" or settings["mesh"] is not None):
+        raise click.UsageError("--offload goes with --method auto, and without --mesh")
     if settings["stages"] is None:
         given = ["--schedule"] if settings["schedule"] is not None else []
         for name in (*given, *files):

@@ -75,7 +75,12 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
     """
     method = request.method
     assert isinstance(method, Auto)
-    for name, value in (("rules", request.rules), ("dump_ilp", request.dump_ilp)):
+    not_yet = (
+        ("rules", request.rules),
+        ("dump_ilp", request.dump_ilp),
+        ("offload", method.offload),
+    )
+    for name, value in not_yet:
         if value:
             raise PlanError(
                 f"{name} is not supported together with Auto(stages={method.stages}) yet; leave "

@@ -158,7 +158,8 @@ def _arguments(stage: Stage) -> list[str]:
     for position, tensor in enumerate(stage.arguments):
         name, layout = tensor.name or f"input {position}", tensor.layout
         shape = type_text(tensor.dtype, tensor.shape)
-        key = (pattern(name), shape, layout_spec(layout, stage.mesh.names))
+        spec = layout_spec(layout, stage.mesh.names)
+        key = (pattern(name), shape, f"{spec} in host memory" if tensor.in_host else spec)
         groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
     rows = [
         (
