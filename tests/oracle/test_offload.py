@@ -14,6 +14,7 @@ import pytest
 
 import meshwise as mw
 from doubles.adam_step import ADAM, CLIPPED, LAMB, adam_step, scanned_adam_step
+from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
 from oracle.parallel import CLUSTER
 
@@ -55,7 +56,7 @@ def ran(step: Any, state: Any, num_out: int) -> tuple[Any, list[Any]]:
         before, (state, out) = state, step(state, {"x": x, "y": x[:, :num_out]})
         outs.append(out)
         if len(outs) > 1:
-            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+            assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before) if leaf.ndim)
     return state, outs
 
 
@@ -104,3 +105,38 @@ def test_state_is_born_in_the_host() -> None:
     wanted = parallel.plan(state, batch).decision.in_host
     kinds = [leaf.sharding.memory_kind for leaf in jax.tree.leaves(made)]
     assert [i for i, kind in enumerate(kinds) if kind == HOST] == list(wanted)
+
+
+STAGED = {"adam": ADAM, "global norm": CLIPPED, "norms of the update": LAMB}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_a_pipeline_with_state_in_the_host_gives_the_same_bits(name: str) -> None:
+    step, state = layers(STAGED[name])
+    found: list[Any] = []
+    for offload in (False, True):
+        method = mw.Auto(stages=2, offload=offload)
+        parallel = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=2)
+        found.append(ran(parallel, state, WIDTHS[-1]))
+        (plan,) = parallel.plans
+        told = [a.in_host for stage in plan.stages for a in stage.arguments]
+        assert any(told) == offload
+        assert ("in host memory" in plan.explain()) == offload
+        assert Plan.from_json(plan.to_json()) == plan
+    for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    kinds = [leaf.sharding.memory_kind for leaf in jax.tree.leaves(found[1][0])]
+    # Two moments of each matrix.
+    assert kinds.count(HOST) == 2 * (len(WIDTHS) - 1)
+    again = mw.parallelize(step, method=mw.Replay(plan), cluster=CLUSTER)
+    for a, b in zip(*map(jax.tree.leaves, (ran(again, state, WIDTHS[-1]), found[1])), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_stacks_of_a_pipeline_stay_on_the_devices() -> None:
+    step, state = stack()
+    spec = jax.ShapeDtypeStruct((32, 16), np.float32)
+    method = mw.Auto(stages=2, offload=True)
+    parallel = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=2)
+    with pytest.raises(PlanError, match="is a stack of layers, which stays on the devices"):
+        parallel.plan(state, {"x": spec, "y": spec})

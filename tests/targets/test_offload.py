@@ -33,3 +33,21 @@ def test_the_memory_of_a_gpu_falls_by_what_the_update_does_not_hold() -> None:
     saved = with_state.compiled_bytes - without.compiled_bytes
     assert saved >= MOMENTS * (1 - 4 / 8)
     assert without.compiled_bytes - WORKSPACE <= asked.peak_bytes < free.peak_bytes
+
+
+@pytest.mark.usefixtures("gpu_compiler")
+def test_a_layer_of_a_pipeline_updates_what_comes_from_the_host() -> None:
+    held: list[int] = []
+    for offload in (False, True):
+        method = mw.Auto(stages=2, offload=offload)
+        more = {"cluster": CLUSTER, "num_microbatches": 2}
+        found = mw.parallelize(adam_step(), method=method, **more).verify(STATE, BATCH)
+        held.append(found.compiled_bytes)
+        updates = [p.memory for p in found.programs if p.name.startswith("apply")]
+        assert updates
+        # Matrix and gradient, and two moments, of 4 devices.
+        parts = 2 if offload else 4
+        matrix = 2048 * 2048 * 4 // 4
+        assert all(parts * matrix <= m.argument_bytes < (parts + 1) * matrix for m in updates)
+    # A stage has half of the moments on half of the devices.
+    assert held[0] - held[1] >= MOMENTS * 3 // 4

@@ -1,7 +1,7 @@
 """Types of command-line values: mesh shapes, sizes in bytes, numbers that may be `auto`.
 
-`batch_option`, `dtype_option`, `statistics_option` and `trace_option` are options that several
-commands have.
+`batch_option`, `dtype_option`, `offload_option`, `statistics_option` and `trace_option` are options
+that several commands have.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ batch_option = click.option(
 )
 dtype_option = click.option(
     "--dtype", default="float16", show_default=True, help="Data type of the products of --model."
+)
+offload_option = click.option(
+    "--offload/--no-offload",
+    default=None,
+    help="Keep the optimizer's state in the memory of hosts between its uses. Default: where it "
+    "does not fit on the devices; on one mesh also where that is faster.",
 )
 statistics_option = click.option(
     "--microbatch-statistics",

@@ -19,6 +19,7 @@ from meshwise.cli.params import (
     ClusterName,
     batch_option,
     dtype_option,
+    offload_option,
     statistics_option,
     trace_option,
 )
@@ -116,6 +117,7 @@ Examples:
 @click.option(
     "--memory", type=ByteSize(), help="Memory of a device, as 14GiB; the cluster's by default."
 )
+@offload_option
 @statistics_option
 @click.option(
     "--pin",
@@ -182,6 +184,7 @@ def plan(
     transfers: str,
     remats: tuple[Remat, ...],
     memory: int | None,
+    offload: bool | None,
     statistics: Statistics,
     pins: tuple[str, ...],
     use_all_devices: bool | None,
@@ -224,6 +227,7 @@ def plan(
         transfers=transfers,
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
+        offload=offload,
         use_all_devices=use_all_devices,
         statistics=statistics,
         pins=pinned,

@@ -15,7 +15,14 @@ import click
 import jax
 
 from meshwise.cli.outputs import check_writable
-from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
+from meshwise.cli.params import (
+    ByteSize,
+    ClusterName,
+    IntOrAuto,
+    MeshShape,
+    MethodName,
+    offload_option,
+)
 from meshwise.cli.train_hosts import (
     ArgumentsKept,
     is_in_job,
@@ -160,12 +167,7 @@ def _option(*names: str, **settings: Any) -> Any:
     type=ByteSize(),
     help="Limit of one device, as 512MiB. Default: what the device has.",
 )
-@_option(
-    "--offload/--no-offload",
-    default=None,
-    help="Keep the optimizer's state in the memory of hosts between its uses. Default: where it "
-    "does not fit on the devices, or is faster there.",
-)
+@offload_option
 @_option(
     "--eval-every",
     type=click.IntRange(1),

@@ -157,32 +157,23 @@ def check_fits(meshes: Iterable[MeshBytes], remedy: str) -> None:
         raise PlanError(f"this plan does not fit: {'; '.join(wrong)}; {remedy}")
 
 
-def check_state_fits(
-    state_bytes: int,
-    cluster: ClusterSpec,
-    memory_bytes: int | None,
-    *,
-    may_offload: bool = False,
-) -> None:
+def check_state_fits(state_bytes: int, cluster: ClusterSpec, memory_bytes: int | None) -> None:
     """Check that all devices together can hold the state of a step, before anything is planned.
 
     Args:
         state_bytes: Bytes of the arguments that are not batch data, each counted once.
         cluster: Where the step would run.
         memory_bytes: Bytes of a device that the step may use; None: what the cluster has.
-        may_offload: Whether state may stay in the memory of hosts, too.
 
     Raises:
         InfeasibleError: they cannot; with the memory, or the devices, that it takes at least.
     """
-    groups = cluster.groups
     sizes = [
         (group.count * group.host.num_devices, memory_bytes or group.host.device.memory_bytes)
-        for group in groups
+        for group in cluster.groups
     ]
     has = sum(count * size for count, size in sizes)
-    hosts = sum(g.count * g.host.num_devices * g.host.device.host_memory_bytes for g in groups)
-    if state_bytes <= has + hosts * may_offload:
+    if state_bytes <= has:
         return
     each = math.ceil(state_bytes / cluster.num_devices)
     devices = math.ceil(state_bytes / max(size for _, size in sizes))

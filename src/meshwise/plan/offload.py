@@ -132,7 +132,7 @@ class _Update:
                         inputs=inputs,
                         time=new[0],
                         gradients=tuple(dict.fromkeys(g for t in inputs if (g := gradients[t]))),
-                        results=tuple(self.result_of[t] for t in earlier),
+                        results=tuple(self.result_of[t] for t in earlier if t in self.result_of),
                     )
                 )
             found |= dict.fromkeys(new)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from meshwise.baselines.search import BOUNDED, MeshPlace
 from meshwise.cluster.mesh import DeviceSpec
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph
 from meshwise.intra.limit.refusal import smallest_refusal
@@ -16,6 +17,7 @@ from meshwise.intra.options import IntraResult
 from meshwise.intra.plan_graph import relative_gap
 from meshwise.memory.peak import peak
 from meshwise.memory.targets import memory_model_of
+from meshwise.plan.fits import check_state_fits
 from meshwise.plan.offload import bytes_in_host, crossing_s, offloadable
 from meshwise.plan.plan import Plan
 from meshwise.request.methods import Auto, Method
@@ -48,27 +50,30 @@ PlanSearch = Callable[[bool, float], FoundStep]
 
 
 def asked_offload(method: Method, device: DeviceSpec) -> bool | None:
+    """Return what a method asks of devices; see `possible_offload`."""
+    return possible_offload(method.offload if isinstance(method, Auto) else False, device)
+
+
+def possible_offload(asked: bool | None, device: DeviceSpec) -> bool | None:
     """Return whether state stays in the memory of hosts; None: where that is faster.
 
     Args:
-        method: How the plan is found.
+        asked: What is asked for; None: what is faster.
         device: The devices.
 
     Raises:
         PlanError: it is asked for, and how fast a device reaches that memory is not known.
     """
-    if not isinstance(method, Auto) or method.offload is False:
-        return False
     is_known = device.host_bytes_per_s > 0
-    if method.offload and not is_known:
+    if asked and not is_known:
         raise PlanError(
-            f"Auto(offload=True): how fast a {device.name} reaches the memory of its host is not "
+            f"offload=True: how fast a {device.name} reaches the memory of its host is not "
             "known; say host_bytes_per_s and host_memory_bytes of the device in the description "
             "of the cluster"
         )
-    if method.offload or (is_known and memory_model_of(device).has_host_memory):
-        return method.offload
-    return False
+    if asked is None and not (is_known and memory_model_of(device).has_host_memory):
+        return False
+    return asked
 
 
 def fastest(asked: bool | None, search: PlanSearch) -> FoundStep:
@@ -123,6 +128,26 @@ def check_offloadable(graph: Graph) -> None:
         )
 
 
+def check_rest_fits(
+    step: TracedStep, cluster: ClusterSpec, memory_bytes: int | None, *, offload: bool
+) -> None:
+    """Check that all devices together can hold what of the state stays on them.
+
+    Args:
+        step: The step.
+        cluster: Where it runs.
+        memory_bytes: Bytes of a device that it may use; None: what the cluster has.
+        offload: Whether state stays in the memory of hosts.
+
+    Raises:
+        InfeasibleError: they cannot.
+    """
+    graph = step.graph
+    apart = {*step.batch_dims, *(offloadable(graph) if offload else ())}
+    rest = [t for i, t in enumerate(graph.inputs) if i not in apart]
+    check_state_fits(sum(graph.tensors[t].num_bytes for t in rest), cluster, memory_bytes)
+
+
 def check_host_memory(place: MeshPlace, result: IntraResult) -> None:
     """Check that hosts have room for what lies there.
 
@@ -130,11 +155,24 @@ def check_host_memory(place: MeshPlace, result: IntraResult) -> None:
         InfeasibleError: they have not.
     """
     held = bytes_in_host(place.graph, result.decision, place.mesh)
-    has = place.mesh.device.host_memory_bytes
-    if held > has:
+    check_room(held, place.mesh.device)
+
+
+def check_room(num_bytes: int, device: DeviceSpec) -> None:
+    """Check that a host has room for what lies there.
+
+    Args:
+        num_bytes: Bytes of one device.
+        device: The device.
+
+    Raises:
+        InfeasibleError: it has not.
+    """
+    has = device.host_memory_bytes
+    if num_bytes > has:
         raise InfeasibleError(
-            f"{bytes_text(held)} of the state of each device would lie in the memory of its host, "
-            f"where a device has {bytes_text(has)}"
+            f"{bytes_text(num_bytes)} of the state of each device would lie in the memory of its "
+            f"host, where a device has {bytes_text(has)}"
         )
 
 

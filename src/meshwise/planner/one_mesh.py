@@ -34,6 +34,7 @@ from meshwise.planner.offload import (
     asked_offload,
     check_host_memory,
     check_offloadable,
+    check_rest_fits,
     fastest,
     least_in_host,
 )
@@ -205,6 +206,7 @@ def _best_plan(
     Dims are padded, and keys of attention stay split, where that is faster.
     """
     step = trace(num_microbatches, cluster.num_devices)
+    check_rest_fits(step, cluster, request.memory_bytes, offload=offload)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
     method, meshes = request.method, _meshes(request.method, cluster)

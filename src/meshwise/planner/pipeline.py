@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from meshwise.errors import InfeasibleError, TraceError
+from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -21,7 +21,9 @@ from meshwise.jax_compat import PyTree
 from meshwise.kernels.background import compiling_behind
 from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
+from meshwise.planner.layers_offload import checked_hosts, layers_offload, offloadable_bytes
 from meshwise.planner.memory_share import smaller_request, whole_plan
+from meshwise.planner.offload import ALL_IN_HOST, possible_offload
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
@@ -126,9 +128,18 @@ def plan_pipeline(
     """
     pins = read_pins(request.pins)
     whole, request = request, smaller_request(request)
-    check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
+    num_bytes = state_bytes(args, signature)
+    if possible_offload(request.offload, request.cluster.device) is False:
+        check_state_fits(num_bytes, request.cluster, request.memory_bytes)
     pins = (*pins, *_asked(request)) if pins else ()
-    search = partial(_searched, request=request, report=report, pins=pins, records=records)
+    search = partial(
+        _searched,
+        request=request,
+        report=report,
+        pins=pins,
+        records=records,
+        num_bytes=num_bytes,
+    )
     with collection_paused(), compiling_behind(LATE):
         report("tracing")
         opened = open_step(fun, args, kwargs, signature)
@@ -145,15 +156,33 @@ def _searched(
     report: Callable[[str], object],
     pins: tuple[PipelinePin, ...],
     records: LayerRecords | None,
+    num_bytes: int,
 ) -> PlannedPipeline:
-    """Return the fastest pipeline of a step."""
+    """Return the fastest pipeline of a step, whose state takes so many bytes."""
     layers, flop = _layering(opened, request.num_layers, request.statistics)
     for note in layers.ends.notes if layers.ends else ():
         report(note)
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
     options = search_options(layers, flop, request)
+    asked = layers_offload(layers, request.offload, request.cluster.device)
     with _timed(layers, request, report) as times:
-        return planned_layers(layers, request.cluster, options, report, pins, times, records)
+
+        def planned(offload: bool) -> PlannedPipeline:
+            apart = offloadable_bytes(layers) if offload else 0
+            check_state_fits(num_bytes - apart, request.cluster, request.memory_bytes)
+            asking = replace(options, intra=replace(options.intra, offload=offload))
+            found = planned_layers(layers, request.cluster, asking, report, pins, times, records)
+            return checked_hosts(found) if offload else found
+
+        if asked is not None:
+            return planned(asked)
+        try:
+            return planned(False)
+        except InfeasibleError as error:
+            report(f"{error}; again {ALL_IN_HOST}")
+            with suppress(InfeasibleError, PlanError):
+                return planned(True)
+            raise
 
 
 def _with_attention(

@@ -127,8 +127,8 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
     if not isinstance(request.method, (Replay, Follow)):
         num_bytes = state_bytes(call.args, call.signature)
         cluster = request.cluster()
-        may_offload = asked_offload(request.method, cluster.device) is not False
-        check_state_fits(num_bytes, cluster, request.memory_bytes, may_offload=may_offload)
+        if asked_offload(request.method, cluster.device) is False:
+            check_state_fits(num_bytes, cluster, request.memory_bytes)
 
     @cache
     def opened() -> OpenStep:

@@ -45,6 +45,19 @@ def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
 HOST_MEMORY = "pinned_host"
 
 
+def placed_sharding(
+    mesh: Mesh | AbstractMesh, spec: PartitionSpec, *, in_host: bool
+) -> NamedSharding:
+    """Return a sharding in the memory of the devices, or of their hosts.
+
+    Args:
+        mesh: The mesh.
+        spec: How it is split.
+        in_host: Whether it lies in the memory of the hosts.
+    """
+    return NamedSharding(mesh, spec, memory_kind=HOST_MEMORY if in_host else None)
+
+
 def shardings(
     layouts: Sequence[Layout], mesh: Mesh | AbstractMesh, in_host: Collection[int] = ()
 ) -> list[NamedSharding]:
@@ -59,11 +72,7 @@ def shardings(
         One sharding for each layout.
     """
     return [
-        NamedSharding(
-            mesh,
-            partition_spec(layout, mesh.axis_names),
-            memory_kind=HOST_MEMORY if i in in_host else None,
-        )
+        placed_sharding(mesh, partition_spec(layout, mesh.axis_names), in_host=i in in_host)
         for i, layout in enumerate(layouts)
     ]
 

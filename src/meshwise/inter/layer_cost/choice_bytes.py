@@ -129,7 +129,7 @@ def _of_inputs(piece: PieceGraph, network: LayoutNetwork) -> tuple[list[Floats],
 
     crossing = crossing_inputs(piece)
     for i, t in enumerate(graph.inputs):
-        if i not in crossing and i not in piece.batch_dims:
+        if i not in crossing and i not in piece.batch_dims and t not in network.inputs_apart:
             add(resident, network.maker[0, t], t)
     passing = passing_results(piece)
     for k, j in loop.structure.carries:
