@@ -96,7 +96,7 @@ def fastest(asked: bool | None, search: PlanSearch) -> FoundStep:
         try:
             return search(True, math.inf)
         except InfeasibleError as other:
-            raise smallest_refusal([error, other]) from other
+            raise smallest_refusal([other, error]) from error
     if not plain.is_tight:
         return plain
     try:
