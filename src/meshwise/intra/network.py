@@ -102,7 +102,7 @@ class LayoutNetwork:
     @property
     def inputs_apart(self) -> frozenset[int]:
         """The inputs that take no memory of a device between their uses."""
-        if not memory_model_of(self.mesh.device).has_host_memory:
+        if not (self.in_host and memory_model_of(self.mesh.device).has_host_memory):
             return frozenset()
         return frozenset(self.graph.inputs[i] for i in self.in_host)
 

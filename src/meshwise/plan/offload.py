@@ -7,7 +7,7 @@ gradient is there and the group before the last has been updated, and go back wh
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
@@ -63,13 +63,17 @@ def offloadable(graph: Graph) -> tuple[int, ...]:
         if op.heavy or op.bodies or not kept.isdisjoint(op.outputs):
             kept.update(op.inputs)
     kept.update(graph.outputs)
-    late = _late(graph)
+    late, readers = _late(graph), _readers(graph)
     return tuple(
         i
         for i, _ in sorted(graph.aliases)
         if (t := graph.inputs[i]) not in kept
         and graph.tensors[t].shape
-        and any(u in late for op in _readers(graph, _after(graph, {t})) for u in op.inputs)
+        and any(
+            u in late
+            for j in _after(graph, readers, {t}).operators
+            for u in graph.operators[j].inputs
+        )
     )
 
 
@@ -93,7 +97,8 @@ class _Update:
         self.inputs = {graph.inputs[i] for i in positions}
         self.result_of = {graph.inputs[i]: j for i, j in graph.aliases if i in positions}
         self.maker = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
-        self.late, self.follows = _late(graph), _after(graph, self.inputs)
+        self.late, self.readers = _late(graph), _readers(graph)
+        self.follows = _after(graph, self.readers, self.inputs).tensors
         self.members = self._members()
 
     def _members(self) -> frozenset[int]:
@@ -113,10 +118,12 @@ class _Update:
         gradients = {t: self._gradient(t) for t in self.inputs}
         needs = {j: self._needed(j) for j, t in enumerate(self.graph.outputs) if t in self.maker}
 
+        results = frozenset(self.result_of.values())
+
         def rank(j: int) -> tuple[bool, int, int, int]:
             inputs = self._inputs_of(needs[j])
             there = [self._made(gradients[t]) for t in inputs]
-            return j in self.result_of.values(), len(inputs), max(there, default=-1), j
+            return j in results, len(inputs), max(there, default=-1), j
 
         found = dict.fromkeys(i for i in range(len(self.graph.operators)) if i not in self.members)
         groups: list[HostGroup] = []
@@ -162,13 +169,9 @@ class _Update:
 
     def _gradient(self, t: int) -> tuple[int, int] | None:
         """Return where a gradient comes in that an input meets; None if it meets none."""
-        follows = _after(self.graph, {t})
-        meeting = (op for op in _readers(self.graph, follows))
-        for op in meeting:
-            place = self._leading(op, follows)
-            if place is not None:
-                return place
-        return None
+        after = _after(self.graph, self.readers, {t})
+        places = (self._leading(self.graph.operators[i], after.tensors) for i in after.operators)
+        return next((place for place in places if place is not None), None)
 
     def _leading(self, op: Operator, follows: Collection[int]) -> tuple[int, int] | None:
         """Return the member, and its operand from outside, by which a gradient reaches an operator.
@@ -195,18 +198,35 @@ def _late(graph: Graph) -> frozenset[int]:
     return frozenset(late)
 
 
-def _after(graph: Graph, tensors: Collection[int]) -> frozenset[int]:
-    """Return tensors and what follows from them."""
-    found = set(tensors)
-    for op in graph.operators:
-        if not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
-    return frozenset(found)
+class _Following(NamedTuple):
+    """What follows from tensors: the operators in their order, and all tensors with the first."""
+
+    operators: Sequence[int]
+    tensors: frozenset[int]
 
 
-def _readers(graph: Graph, tensors: Collection[int]) -> Iterator[Operator]:
-    """Yield the operators that read any of some tensors."""
-    return (op for op in graph.operators if any(t in tensors for t in op.inputs))
+def _after(
+    graph: Graph, readers: Mapping[int, Sequence[int]], tensors: Collection[int]
+) -> _Following:
+    """Return what follows from tensors."""
+    found, operators, todo = set(tensors), set[int](), list(tensors)
+    while todo:
+        for i in readers.get(todo.pop(), ()):
+            if i not in operators:
+                operators.add(i)
+                new = set(graph.operators[i].outputs) - found
+                found |= new
+                todo += new
+    return _Following(sorted(operators), frozenset(found))
+
+
+def _readers(graph: Graph) -> dict[int, list[int]]:
+    """Return for each tensor the operators that read it."""
+    found: dict[int, list[int]] = {}
+    for i, op in enumerate(graph.operators):
+        for t in dict.fromkeys(op.inputs):
+            found.setdefault(t, []).append(i)
+    return found
 
 
 def _is_repeated(op: Operator) -> bool:

@@ -59,6 +59,8 @@ def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) ->
 
 
 def _check_in_host(graph: Graph, decision: GraphDecision) -> None:
+    if not decision.in_host:
+        return
     wrong = sorted(set(decision.in_host) - set(offloadable(graph)))
     if wrong:
         raise PlanError(

@@ -125,7 +125,7 @@ def footprint(
         return _num_bytes(roles, programs, value)
 
     apart = {*crossing_inputs(piece), *piece.batch_dims}
-    if memory_model_of(mesh.device).has_host_memory:
+    if decision.in_host and memory_model_of(mesh.device).has_host_memory:
         apart.update(decision.in_host)
     always = [
         Value("input", i, layout) for i, layout in enumerate(decision.inputs) if i not in apart
