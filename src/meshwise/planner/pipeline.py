@@ -129,7 +129,7 @@ def plan_pipeline(
     pins = read_pins(request.pins)
     whole, request = request, smaller_request(request)
     num_bytes = state_bytes(args, signature)
-    if possible_offload(request.offload, request.cluster.device) is False:
+    if possible_offload(request.offload, request.cluster.slowest().device) is False:
         check_state_fits(num_bytes, request.cluster, request.memory_bytes)
     pins = (*pins, *_asked(request)) if pins else ()
     search = partial(
@@ -164,7 +164,7 @@ def _searched(
         report(note)
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
     options = search_options(layers, flop, request)
-    asked = layers_offload(layers, request.offload, request.cluster.device)
+    asked = layers_offload(layers, request.offload, request.cluster.slowest().device)
     with _timed(layers, request, report) as times:
 
         def planned(offload: bool) -> PlannedPipeline:
