@@ -67,3 +67,10 @@ def test_arrays_get_from_any_devices_to_any_others() -> None:
         assert process.code == 0, texts(ended)
         for transport in transports:
             assert f"passed {transport}" in process.text, texts(ended)
+
+
+def test_state_in_the_memory_of_hosts_changes_no_bit() -> None:
+    ended = run_job("hosts.offload", (2, 2), [], limit_s=200)
+    for process in ended:
+        assert process.code == 0, texts(ended)
+        assert "passed" in process.text, texts(ended)

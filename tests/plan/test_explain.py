@@ -17,8 +17,8 @@ from meshwise.plan.counts.work import DecidedProgram, work_of
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
-from meshwise.plan.text.columns import WIDTH, shortened, table
-from meshwise.plan.text.explain import explain, layout_spec
+from meshwise.plan.text.columns import WIDTH, layout_spec, shortened, table
+from meshwise.plan.text.explain import explain
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 MESH = cpu_cluster(4).mesh((2, 2))

@@ -23,6 +23,7 @@ from meshwise.plan.stage import WeightGradients
 from meshwise.resharding.between import Passing
 
 PLAN = pipeline()
+UNKNOWN: dict[str, Any] = {"host_bytes_per_s": 0.0, "host_memory_bytes": 0}
 
 
 def between_hosts(plan: Plan) -> Plan:
@@ -80,6 +81,16 @@ def test_version_4_counted_nothing_that_waits() -> None:
     assert Plan.from_json(json.dumps(data)) == PLAN
 
 
+def without_host_memory(cluster: ClusterSpec | None) -> ClusterSpec:
+    """The cluster as files describe it that say nothing of the memory of hosts."""
+    assert cluster is not None
+    groups = [
+        replace(g, host=replace(g.host, device=replace(g.host.device, **UNKNOWN)))
+        for g in cluster.groups
+    ]
+    return replace(cluster, groups=tuple(groups))
+
+
 def test_version_3_of_pipelines_reads() -> None:
     data = golden()
     read = Plan.from_json(json.dumps(data))
@@ -90,7 +101,7 @@ def test_version_3_of_pipelines_reads() -> None:
     assert [first.name, list(first.shape), layout_text(first.layout)] == (
         data["stages"][0]["layers"][0]["inputs"][0]
     )
-    assert read.cluster == PLAN.cluster
+    assert read.cluster == without_host_memory(PLAN.cluster)
     assert (read.schedule, read.cuts) == ("zero-bubble-h1", ((0, 2), (3, 3), (4, 7), (8, 9)))
     assert Plan.from_json(read.to_json()) == read
 

@@ -94,9 +94,7 @@ def test_before_attention_is_looked_for_no_minutes_pass_with_remedies() -> None:
     found = plan_pipeline(_step(8), _shapes(2, 32_768, 8), {}, signature, request, told.append)
     assert found.plan.joins_attention
     (place,) = (
-        i
-        for i, text in enumerate(told)
-        if text.endswith("; the same with attention as one operator")
+        i for i, text in enumerate(told) if text == "the same with attention as one operator"
     )
     assert not any("would it fit" in text for text in told[:place])
 

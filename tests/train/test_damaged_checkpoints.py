@@ -270,3 +270,21 @@ def test_users_of_orbax_get_the_same_protection(tmp_path: Path) -> None:
         flip(max(files, key=lambda file: file.stat().st_size))
         with pytest.raises(CheckpointError, match=r"is damaged: .* checksum differs"):
             manager.restore(1, args=ocp.args.PyTreeRestore(tree, how))
+
+
+def test_what_lies_in_the_memory_of_the_host_is_restored_there(tmp_path: Path) -> None:
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    there = jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec("x"), memory_kind="pinned_host"
+    )
+
+    def made(value: float) -> TrainState:
+        moments = jax.device_put(jnp.full((16, 2), value), there)
+        return TrainState(jnp.int32(4), {"w": jnp.ones((4, 2))}, ({"w": moments}, None))
+
+    with Checkpoints(tmp_path, IDENTITY) as checkpoints:
+        checkpoints.save(made(3.0), history(4))
+        found, _ = checkpoints.restore(made(0.0))
+    moments = found.opt_state[0]["w"]
+    assert moments.sharding == there
+    assert np.asarray(moments).tolist() == [[3.0, 3.0]] * 16

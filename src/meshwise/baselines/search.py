@@ -116,12 +116,15 @@ class Search:
     Attributes:
         best: The best plan so far.
         num_places: How many places were searched.
+        least_s: No plan costs less, whatever the memory.
     """
 
     def __init__(self) -> None:
         self.best: FoundOnMesh | None = None
         # No plan that fits costs less, whatever the place.
         self._bound_s = math.inf
+        # No plan costs less, whatever the memory; and what the cheapest choices without limit cost.
+        self.least_s = self._free_s = math.inf
         self.num_places = 0
         self._status: set[str] = set()
         self._is_tied = False
@@ -139,6 +142,8 @@ class Search:
                 self._refusals.append(error)
                 continue
             self._is_tied |= made.space == TIED
+            self.least_s = min(self.least_s, made.bound_s)
+            self._free_s = min(self._free_s, made.free.cost)
             waiting.append((made.bound_s, i, made))
         waiting.sort(key=lambda item: item[:2])
         for bound_s, i, made in waiting:
@@ -230,6 +235,11 @@ class Search:
     def _below_s(self) -> float:
         """Return what a plan must be cheaper than to matter."""
         return math.inf if self.best is None else self._cost_s()
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether more memory may give a cheaper plan."""
+        return self.best is None or self._cost_s() > self._free_s * (1 + _SLACK)
 
     def _is_optimal(self) -> bool:
         return self.best is not None and self._bound_s >= self._cost_s() * (1 - _SLACK)

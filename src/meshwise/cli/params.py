@@ -1,7 +1,7 @@
 """Types of command-line values: mesh shapes, sizes in bytes, numbers that may be `auto`.
 
-`batch_option`, `dtype_option`, `config_option`, `statistics_option` and `trace_option` are options
-that several commands have.
+`batch_option`, `dtype_option`, `config_option`, `offload_option`, `statistics_option` and
+`trace_option` are options that several commands have.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ config_option = click.option(
     multiple=True,
     metavar="FIELD=VALUE",
     help="A field of the configuration of --model, as seq_len=32768; may be repeated.",
+)
+offload_option = click.option(
+    "--offload/--no-offload",
+    default=None,
+    help="Keep the optimizer's state in the memory of hosts between its uses. Default: where it "
+    "does not fit on the devices; on one mesh also where that is faster.",
 )
 statistics_option = click.option(
     "--microbatch-statistics",

@@ -20,6 +20,7 @@ from meshwise.cli.params import (
     batch_option,
     config_option,
     dtype_option,
+    offload_option,
     statistics_option,
     trace_option,
 )
@@ -124,6 +125,7 @@ Examples:
 @click.option(
     "--memory", type=ByteSize(), help="Memory of a device, as 14GiB; the cluster's by default."
 )
+@offload_option
 @statistics_option
 @click.option(
     "--pin",
@@ -191,6 +193,7 @@ def plan(
     transfers: str,
     remats: tuple[Remat, ...],
     memory: int | None,
+    offload: bool | None,
     statistics: Statistics,
     pins: tuple[str, ...],
     use_all_devices: bool | None,
@@ -233,6 +236,7 @@ def plan(
         transfers=transfers,
         remats=remats or (REMATS[0], REMATS[-1]),
         memory_bytes=memory,
+        offload=offload,
         use_all_devices=use_all_devices,
         statistics=statistics,
         pins=pinned,

@@ -15,7 +15,14 @@ import click
 import jax
 
 from meshwise.cli.outputs import check_writable
-from meshwise.cli.params import ByteSize, ClusterName, IntOrAuto, MeshShape, MethodName
+from meshwise.cli.params import (
+    ByteSize,
+    ClusterName,
+    IntOrAuto,
+    MeshShape,
+    MethodName,
+    offload_option,
+)
 from meshwise.cli.train_hosts import (
     ArgumentsKept,
     is_in_job,
@@ -160,6 +167,7 @@ def _option(*names: str, **settings: Any) -> Any:
     type=ByteSize(),
     help="Limit of one device, as 512MiB. Default: what the device has.",
 )
+@offload_option
 @_option(
     "--eval-every",
     type=click.IntRange(1),
@@ -319,11 +327,13 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
 
 
 def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
-    """Refuse options of pipelines where none was asked for, or that contradict each other.
+    """Refuse options that contradict each other, and those of pipelines where none was asked for.
 
     Raises:
         click.UsageError: naming the option.
     """
+    if settings["offload"] and (settings["method"] != "auto" or settings["mesh"] is not None):
+        raise click.UsageError("--offload goes with --method auto, and without --mesh")
     if settings["stages"] is None:
         given = ["--schedule"] if settings["schedule"] is not None else []
         for name in (*given, *files):

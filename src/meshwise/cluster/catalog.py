@@ -87,6 +87,27 @@ class _Chip:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The memory of a host, and the way of its devices to it.
+
+    Attributes:
+        num_bytes: The memory.
+        bytes_per_s: Peak of one device in one direction, while all devices of the host send.
+    """
+
+    num_bytes: float
+    bytes_per_s: float
+
+
+NO_HOST_MEMORY = HostMemory(num_bytes=0.0, bytes_per_s=0.0)
+# Of one slot of 16 lanes in one direction: PCI-SIG, 8, 16 and 32 GT/s with 128 of 130 bits.
+PCIE_3, PCIE_4, PCIE_5 = 15.75 * GIGA, 31.5 * GIGA, 63 * GIGA
+# In hosts of 4 and 8 GPUs two of them share the 16 lanes of a PCIe switch (NVIDIA DGX-1 and DGX
+# A100 system architecture); on Hopper assumed.
+_A_SWITCH = 2
+
+
 def _host(
     name: str,
     num_devices: int,
@@ -95,6 +116,7 @@ def _host(
     link: Link,
     nics: tuple[int, Link],
     source: str,
+    memory: HostMemory = NO_HOST_MEMORY,
 ) -> HostSpec:
     """Return a host whose links and NICs reach `LINK_EFFICIENCY` of their peaks.
 
@@ -105,12 +127,17 @@ def _host(
         link: The link of one device inside the host, at its peak.
         nics: The number of NICs, and one of them at its peak.
         source: The origin of the numbers.
+        memory: Its memory, and the way of one device to it, at its peak.
     """
     num_nics, nic = nics
     return HostSpec(
         name=name,
         num_devices=num_devices,
-        device=chip.device,
+        device=replace(
+            chip.device,
+            host_bytes_per_s=memory.bytes_per_s * LINK_EFFICIENCY,
+            host_memory_bytes=int(memory.num_bytes * USABLE_MEMORY) // num_devices,
+        ),
         link=replace(link, bytes_per_s=link.bytes_per_s * LINK_EFFICIENCY),
         nic=replace(nic, bytes_per_s=nic.bytes_per_s * LINK_EFFICIENCY),
         num_nics=num_nics,
@@ -243,6 +270,8 @@ TPU_V6E = _Chip(
 def _tpu_host(name: str, num_devices: int, chip: _Chip, link_bytes_per_s: float) -> HostSpec:
     """Return a TPU host: chips of all hosts of a slice meet on one torus, so no NIC is shared.
 
+    How fast a chip reaches the memory of its host is not published.
+
     Args:
         name: The name in the catalog.
         num_devices: Chips of the host.
@@ -270,6 +299,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=15.75 * GIGA),
         nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(10))),
         source="Amazon EC2 P3 page: network up to 10 Gbit/s; PCIe 3.0 x16",
+        memory=HostMemory(num_bytes=61 * GIB, bytes_per_s=PCIE_3),
     ),
     # NVLink 200 GB/s (4 GPUs) and 300 GB/s (8) both ways together.
     _host(
@@ -279,6 +309,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=100 * GIGA),
         nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(10))),
         source="Amazon EC2 P3 page: network 10 Gbit/s",
+        memory=HostMemory(num_bytes=244 * GIB, bytes_per_s=PCIE_3 / _A_SWITCH),
     ),
     _host(
         "p3.16xlarge",
@@ -287,6 +318,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=150 * GIGA),
         nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(25))),
         source="Amazon EC2 P3 page: NVLink 300 GB/s both ways, network 25 Gbit/s",
+        memory=HostMemory(num_bytes=488 * GIB, bytes_per_s=PCIE_3 / _A_SWITCH),
     ),
     _host(
         "p4d.24xlarge",
@@ -295,6 +327,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=300 * GIGA),
         nics=(4, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(100))),
         source="Amazon EC2 P4 page: NVSwitch 600 GB/s both ways, 4 x 100 Gbit/s with EFA",
+        memory=HostMemory(num_bytes=1152 * GIB, bytes_per_s=PCIE_4 / _A_SWITCH),
     ),
     _host(
         "dgx-a100",
@@ -304,6 +337,7 @@ _HOSTS = (
         nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(200))),
         source="NVIDIA DGX A100 datasheet: NVLink 600 GB/s both ways, 8 HDR ports of 200 Gbit/s "
         "for compute",
+        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_4 / _A_SWITCH),
     ),
     _host(
         "dgx-h100",
@@ -312,6 +346,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=450 * GIGA),
         nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX H100 datasheet: NVLink 900 GB/s both ways, 8 NDR ports of 400 Gbit/s",
+        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_5 / _A_SWITCH),
     ),
     _host(
         "h200",
@@ -320,6 +355,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=450 * GIGA),
         nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX H200 datasheet: links and ports as in DGX H100",
+        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_5 / _A_SWITCH),
     ),
     # A whole rack: NVLink is what makes a host here, and 18 trays with 4 GPUs each share one.
     _host(
@@ -330,6 +366,8 @@ _HOSTS = (
         nics=(72, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX GB200 datasheet: NVLink 130 TB/s both ways for 72 GPUs, 72 ports of "
         "400 Gbit/s",
+        # Two GPUs share the 900 GB/s, both ways together, between them and their CPU.
+        memory=HostMemory(num_bytes=17 * TERA, bytes_per_s=900 * GIGA / 2 / 2),
     ),
     # ICI per chip in one direction: v4 2400 Gbit/s over 6 links, v5e 1600 over 4, v5p 4800 over 6,
     # v6e 3200 over 4 (800 GB/s both ways).

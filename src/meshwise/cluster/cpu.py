@@ -59,6 +59,9 @@ def cpu_host(
         memory_bytes_per_s=HOST_MEMORY_BYTES_PER_S / sharing,
         flop_per_s=tuple((dtype, rate / sharing) for dtype, rate in HOST_FLOP_PER_S),
         source=f"host rate / {sharing} devices; defaults measured 2026-11-20 (cluster/cpu.py)",
+        # The memory of the host is that of the devices.
+        host_bytes_per_s=HOST_MEMORY_BYTES_PER_S / sharing,
+        host_memory_bytes=host_memory_bytes // sharing,
     )
     link = Link(latency_s=HOP_LATENCY_S, bytes_per_s=HOST_LINK_BYTES_PER_S / sharing)
     is_alone = sharing == num_devices

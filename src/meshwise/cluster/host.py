@@ -160,6 +160,8 @@ def _slowest_device(devices: Sequence[DeviceSpec]) -> DeviceSpec:
         flop_per_s=tuple((dtype, min(kind.rate(dtype) for kind in kinds)) for dtype in dtypes),
         source="the worst number of each device",
         dense_times=_slowest_times(kinds),
+        host_bytes_per_s=min(kind.host_bytes_per_s for kind in kinds),
+        host_memory_bytes=min(kind.host_memory_bytes for kind in kinds),
     )
     # Often one of them is the slowest in everything: plans for it are then plans for all.
     return next((kind for kind in kinds if _is_as(kind, worst, dtypes)), worst)
@@ -172,6 +174,8 @@ def _is_as(kind: DeviceSpec, worst: DeviceSpec, dtypes: Sequence[str]) -> bool:
         and kind.memory_bytes_per_s == worst.memory_bytes_per_s
         and all(kind.rate(dtype) == worst.rate(dtype) for dtype in dtypes)
         and kind.dense_times == worst.dense_times
+        and kind.host_bytes_per_s == worst.host_bytes_per_s
+        and kind.host_memory_bytes == worst.host_memory_bytes
     )
 
 

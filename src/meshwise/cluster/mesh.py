@@ -19,6 +19,9 @@ class DeviceSpec:
         source: The origin of the numbers: a datasheet with an efficiency, or a measurement.
         dense_times: Measured times of dense products by dtype name: points (FLOP, seconds) in
             ascending order of both.  A dtype without points has its rate at any size.
+        host_bytes_per_s: Reached bandwidth to or from the memory of its host, in one direction,
+            while all devices of the host use theirs; 0 where it is not known.
+        host_memory_bytes: Its share of the memory of its host; 0 where that is not known.
     """
 
     name: str
@@ -27,6 +30,8 @@ class DeviceSpec:
     flop_per_s: tuple[tuple[str, float], ...]
     source: str
     dense_times: tuple[tuple[str, tuple[tuple[float, float], ...]], ...] = ()
+    host_bytes_per_s: float = 0.0
+    host_memory_bytes: int = 0
 
     def rate(self, dtype: str) -> float:
         """Return FLOP/s for a dtype; an unknown dtype runs at the slowest known rate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from meshwise.errors import SolverError
 from meshwise.graph.follow import strategy_for_result
@@ -232,4 +233,5 @@ def expand(network: LayoutNetwork, choice: Sequence[int]) -> GraphDecision:
     )
     outputs = {j: inputs[i] for i, j in graph.aliases}
     outputs.update({j: expander.node_layout(node) for j, node in network.results.items()})
-    return expander.region(network.regions[0], inputs, outputs)
+    found = expander.region(network.regions[0], inputs, outputs)
+    return replace(found, in_host=network.in_host) if network.in_host else found

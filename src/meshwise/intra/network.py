@@ -7,7 +7,7 @@ which it wants each tensor that it uses; resharding between the two is the cost 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,11 @@ from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.evaluators import Evaluators, resharding_s
 from meshwise.intra.options import AllowedChoices, IntraOptions
 from meshwise.intra.regions import END, Region, regions
-from meshwise.intra.shapes import Table
+from meshwise.intra.shapes import Table, local_bytes
 from meshwise.intra.tables import Evaluator
 from meshwise.memory.scratch import scratch_bytes
+from meshwise.memory.targets import memory_model_of
+from meshwise.plan.offload import crossing_s, offloadable
 
 # A tensor of a region: (region, tensor id).
 Place = tuple[int, int]
@@ -95,6 +97,14 @@ class LayoutNetwork:
     copies: dict[tuple[int, int, int], int]
     boundaries: dict[tuple[int, int, int], int]
     results: dict[int, int]
+    in_host: tuple[int, ...] = ()
+
+    @property
+    def inputs_apart(self) -> frozenset[int]:
+        """The inputs that take no memory of a device between their uses."""
+        if not (self.in_host and memory_model_of(self.mesh.device).has_host_memory):
+            return frozenset()
+        return frozenset(self.graph.inputs[i] for i in self.in_host)
 
     def scratch_bytes(self, region: Region, number: int) -> NDArray[np.float64]:
         """Bytes that the only operator of a block holds for itself, by choice of its node."""
@@ -125,6 +135,7 @@ class _Builder:
     options: IntraOptions
     evaluators: tuple[Evaluator, Evaluator]  # outside of loops, and in their bodies
     regions: tuple[Region, ...]
+    in_host: tuple[int, ...]
     nodes: list[LayoutNode] = field(default_factory=list[LayoutNode])
     edges: list[Edge] = field(default_factory=list[Edge])
     sources: dict[Place, _Source] = field(default_factory=dict[Place, _Source])
@@ -183,7 +194,12 @@ class _Builder:
                 layouts = (pins[i],)
             if i in asked:
                 layouts = tuple(w for w in layouts if w in asked[i]) or asked[i]
-            node = self.layout_node(INPUT, (i,), layouts, (tensor.shape, tensor.dtype), (-1, i))
+            extra = (tensor.shape, tensor.dtype, i in self.in_host)
+            node = self.layout_node(INPUT, (i,), layouts, extra, (-1, i))
+            if i in self.in_host:
+                held = [local_bytes(tensor, w, self.mesh.sizes) for w in layouts]
+                crossing = [crossing_s(n, self.mesh.device) for n in held]
+                self.nodes[node] = replace(self.nodes[node], cost_s=np.array(crossing))
             self.sources[0, t] = _Source(node, layouts)
 
     def blocks(self, region: Region) -> None:
@@ -364,7 +380,8 @@ def build_network(
     if options.restriction.forbid_inside - forbid:
         forbid = forbid | options.restriction.forbid_inside
         inside = evaluators.of(mesh, options.objective, forbid)
-    builder = _Builder(graph, mesh, options, (outside, inside), parts or regions(graph))
+    in_host = offloadable(graph) if options.offload else ()
+    builder = _Builder(graph, mesh, options, (outside, inside), parts or regions(graph), in_host)
     builder.inputs()
     for region in builder.regions:
         builder.blocks(region)
@@ -381,4 +398,5 @@ def build_network(
         copies=builder.copies,
         boundaries=builder.boundaries,
         results=builder.results,
+        in_host=builder.in_host,
     )

@@ -63,6 +63,7 @@ class IntraOptions:
             an input none of them, these win.
         strategies: Strategies that operators which decide alone may have; they win likewise.
         restriction: The method's own restrictions.
+        offload: Whether state that only the update reads stays in the memory of the host.
         dump_ilp: Folder that gets every problem, as a file for `meshwise solve`.
     """
 
@@ -75,6 +76,7 @@ class IntraOptions:
         default_factory=dict[OperatorPath, frozenset[Strategy]]
     )
     restriction: Restriction = Restriction()
+    offload: bool = False
     dump_ilp: Path | None = None
 
 

@@ -13,6 +13,7 @@ from meshwise.intra.shapes import BlockShape
 from meshwise.intra.tables import Evaluator
 from meshwise.plan.counts.walk import reshards
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.offload import host_transfer_s
 
 
 def decision_of(region: Region, decision: GraphDecision) -> GraphDecision:
@@ -70,7 +71,9 @@ def step_time_s(
     objective: str = TIME,
     parts: tuple[Region, ...] | None = None,
 ) -> float:
-    """Seconds of one step of a decided graph: computation plus collectives, nothing overlapped.
+    """Seconds of one step of a decided graph, nothing overlapped.
+
+    They are those of operators, of collectives, and of state that comes from hosts and goes back.
 
     Args:
         graph: The graph.
@@ -86,4 +89,4 @@ def step_time_s(
         part = decision_of(region, decision)
         once = compute.region_s(region, part) + _resharding_s(region, part, evaluator)
         total += region.trips * once
-    return total
+    return total + host_transfer_s(graph, decision, mesh)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.assignment.problem import Array, Problem, Row, Sums
-from meshwise.intra.network import BLOCK, LayoutNetwork
+from meshwise.intra.network import BLOCK, INPUT, LayoutNetwork
 
 # Distance up to which surroundings are compared.  At 3 the two normalisations of a block differ
 # and q, k and v do too where that matters, while only the first and last layers stand apart.
@@ -66,7 +66,8 @@ def tied_problem(network: LayoutNetwork, ties: Ties, *, only_loops: bool = False
     """
     sums = Sums()
     for node, c in zip(network.nodes, ties.class_of, strict=True):
-        is_free = only_loops and node.kind == BLOCK and node.ref[0] == 0
+        is_once = node.kind == INPUT or (node.kind == BLOCK and node.ref[0] == 0)
+        is_free = only_loops and is_once
         sums.add(c, _free(node.cost_s) if is_free else node.cost_s)
     amounts: dict[tuple[int, int, int, bool], int] = {}
     matrices: dict[int, Array] = {}

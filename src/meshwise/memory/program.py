@@ -6,7 +6,7 @@ Changes of layout come in the order of `plan.counts.walk`, each once for all use
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.barriers import BARRIER, joint_barriers
@@ -25,6 +25,7 @@ from meshwise.memory.target import Target
 from meshwise.memory.treatment import image_dims, is_batched, is_grouped
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.plan.offload import HostGroup, host_order
 from meshwise.resharding.within import ReshardingStep, path
 
 
@@ -41,12 +42,16 @@ def program_of_graph(
     """
     writer = _Writer(graph, mesh, target, is_body=False)
     values: list[int] = []
-    for t, layout in zip(graph.inputs, decision.inputs, strict=True):
+    in_host = decision.in_host if target.has_host_memory else ()
+    for i, (t, layout) in enumerate(zip(graph.inputs, decision.inputs, strict=True)):
         tensor = graph.tensors[t]
-        shape = local_shape(tensor.shape, layout, mesh.sizes)
-        values.append(writer.input(t, math.prod(shape) * tensor.itemsize))
-        writer.copies.define(t, layout, values[-1])
-    writer.operators(decision)
+        size = math.prod(local_shape(tensor.shape, layout, mesh.sizes)) * tensor.itemsize
+        values.append(writer.input(t, 0 if i in in_host else size))
+        if i in in_host:
+            writer.waiting[t] = values[-1], layout, size
+        else:
+            writer.copies.define(t, layout, values[-1])
+    writer.operators(decision, in_host)
     end = len(graph.operators)
     out = writer.out
     taken = {j for _, j in graph.aliases}
@@ -55,6 +60,9 @@ def program_of_graph(
         out.outputs.append(value if j in taken else writer.in_order(value, t, use.layout, end))
     for i, j in graph.aliases:
         value, t = out.outputs[j], graph.outputs[j]
+        if i in in_host:
+            out.outputs[j] = out.add(LocalValue(InstructionKind.OPAQUE, (value,), 0, t, end))
+            continue
         is_taken = out.values[value].kind == InstructionKind.INPUT or value in out.aliases
         if is_taken and value != values[i]:
             # It is copied over the argument.
@@ -120,6 +128,9 @@ class _Writer:
         # Tensors that have zeros beside them, and those zeros.
         self.pooled = pooled_comparisons(graph) if target.scatters_pooling else frozenset[int]()
         self.zeros: dict[int, tuple[int, ...]] = {}
+        # Inputs in the memory of the host with layout and bytes, and when they come.
+        self.waiting: dict[int, tuple[int, Layout, int]] = {}
+        self.groups: dict[int, HostGroup] = {}
 
     def finished(self) -> LocalProgram:
         """Return the program, once all of it is written."""
@@ -139,6 +150,22 @@ class _Writer:
     def input(self, t: int, num_bytes: int) -> int:
         """Add an input of the graph."""
         return self.out.add(LocalValue(InstructionKind.INPUT, (), num_bytes, t, -1))
+
+    def from_host(self, time: int, decision: GraphDecision) -> None:
+        """Add what comes from the memory of the host before an operator."""
+        group = self.groups.get(time)
+        if group is None:
+            return
+        wanted = [
+            (self.graph.operators[i].inputs[k], decision.operators[i].uses[k])
+            for i, k in group.gradients
+        ]
+        wanted += [(self.graph.outputs[j], decision.outputs[j]) for j in group.results]
+        before = [self.use(t, use, time) for t, use in wanted]
+        for t in group.inputs:
+            value, layout, size = self.waiting[t]
+            here = LocalValue(InstructionKind.OPAQUE, (value, *before), size, t, time, is_copy=True)
+            self.copies.define(t, layout, self.out.add(here))
 
     def moved(
         self, value: int, t: int, time: int, num_bytes: int = -1, *, is_copy: bool = False
@@ -267,12 +294,14 @@ class _Writer:
 
     # Operators.
 
-    def operators(self, decision: GraphDecision) -> None:
+    def operators(self, decision: GraphDecision, in_host: Collection[int] = ()) -> None:
         """Add all operators; barriers that stand together are one, where the target has any."""
         runs = joint_barriers(self.graph) if self.target.has_barriers else {}
-        for time, (op, chosen) in enumerate(
-            zip(self.graph.operators, decision.operators, strict=True)
-        ):
+        order, groups = host_order(self.graph, in_host)
+        self.groups = {group.time: group for group in groups}
+        for time in order:
+            self.from_host(time, decision)
+            op, chosen = self.graph.operators[time], decision.operators[time]
             if all(self.graph.tensors[t].generated for t in op.outputs):
                 continue
             if op.kind != BARRIER or not self.target.has_barriers:

@@ -29,6 +29,11 @@ class Target(Protocol):
         ...
 
     @property
+    def has_host_memory(self) -> bool:
+        """Whether what lies in the memory of the host takes none of a device."""
+        ...
+
+    @property
     def has_barriers(self) -> bool:
         """Whether barriers stand until instructions have their order."""
         ...

@@ -37,6 +37,7 @@ class XlaTarget:
         hides_rings: Whether programs compute while blocks go round a ring.
         narrows_factors: Whether float32 values that only products read lie in bfloat16.
         sums_whole_from: Of how many devices a reduce-scatter makes the whole sum first.
+        has_host_memory: Whether what lies in the memory of the host takes none of a device.
     """
 
     name: str
@@ -49,6 +50,7 @@ class XlaTarget:
     hides_rings: bool = False
     narrows_factors: bool = False
     sums_whole_from: float = math.inf
+    has_host_memory: bool = False
 
     def treatment(self, op: Operator, shapes: Sequence[tuple[int, ...]]) -> Treatment:
         """Return how the compiler treats an operator without bodies."""

@@ -52,8 +52,11 @@ class GraphDecision:
         outputs: How each graph output leaves; `outputs[j].layout` is its final layout, never
             partial at the top level.  For a body: as the operator leaves the result, without the
             stacked dim 0; carries in the layout in which they enter.
+        in_host: Positions of inputs that lie in the memory of the host, as does what the step
+            returns in their place; ascending, and none for a body.
     """
 
     inputs: tuple[Layout, ...]
     operators: tuple[OperatorDecision, ...]
     outputs: tuple[Use, ...]
+    in_host: tuple[int, ...] = ()

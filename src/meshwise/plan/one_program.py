@@ -7,7 +7,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.counts.contents import arguments
 from meshwise.plan.counts.shares import communication
 from meshwise.plan.counts.work import DecidedProgram, Work
-from meshwise.plan.fits import local_bytes
+from meshwise.plan.offload import bytes_on_device
 from meshwise.plan.stage import Layer, Stage
 
 
@@ -35,9 +35,7 @@ def program_stage(
     """
     graph, decision = program.graph, program.decision
     found = arguments(graph, decision, communication(graph, decision, mesh))
-    inputs = zip(graph.inputs, decision.inputs, strict=True)
-    state = sum(local_bytes(graph.tensors[t], layout, mesh.sizes) for t, layout in inputs)
-    resident = min(state, peak_bytes)
+    resident = min(bytes_on_device(graph, decision, mesh), peak_bytes)
     devices = mesh.num_devices
     a_host = devices if cluster is None else min(devices, cluster.devices_per_host)
     return Stage(

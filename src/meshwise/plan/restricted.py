@@ -82,6 +82,7 @@ def restricted(
     read = {t for t, _ in left} | {u for pairs in needed.values() for u, _ in pairs}
     places = tuple(n for n, t in enumerate(border.numbers) if t in read)
     at = {n: place for place, n in enumerate(places)}
+    in_host = {graph.inputs[i] for i in decision.in_host}
     return GraphPart(
         graph=Graph(
             tensors=border.tensors,
@@ -94,6 +95,11 @@ def restricted(
             inputs=tuple(inputs[n].layout for n in places),
             operators=tuple(_using(decision.operators[i], needed[i]) for i in kept),
             outputs=tuple(use for _, use in left),
+            in_host=tuple(
+                place
+                for place, n in enumerate(places)
+                if inputs[n].use is None and inputs[n].tensor in in_host
+            ),
         ),
         operators=kept,
         copies=tuple(slot.tensor for slot in inputs if slot.use is not None),

@@ -22,6 +22,7 @@ from meshwise.graph.loops import (
 from meshwise.graph.structure import COND, PREDICATE, Structure
 from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
+from meshwise.plan.offload import offloadable
 from meshwise.resharding.within import path
 from meshwise.system.identity import Same
 
@@ -47,6 +48,7 @@ def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) ->
     for position, use in enumerate(decision.outputs):
         if use.layout.partial:
             raise PlanError(f"output {position} leaves partial ({use.layout})")
+    _check_in_host(graph, decision)
     for source, target in graph.aliases:
         before, after = decision.inputs[source], decision.outputs[target].layout
         if before != after:
@@ -54,6 +56,17 @@ def verify_decision(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) ->
                 f"input {source} enters as {before}, but output {target}, which takes its place "
                 f"in the next step, leaves as {after}"
             )
+
+
+def _check_in_host(graph: Graph, decision: GraphDecision) -> None:
+    if not decision.in_host:
+        return
+    wrong = sorted(set(decision.in_host) - set(offloadable(graph)))
+    if wrong:
+        raise PlanError(
+            f"input {wrong[0]} lies in the memory of the host, but more than the update reads it, "
+            "or the step does not return it anew"
+        )
 
 
 def _same_count(what: str, got: int, wanted: int) -> None:

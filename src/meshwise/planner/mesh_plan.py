@@ -16,7 +16,8 @@ from meshwise.memory.peak import peak
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.fingerprint import fingerprint
-from meshwise.plan.fits import MeshBytes, StageBytes, check_fits, local_bytes
+from meshwise.plan.fits import MeshBytes, StageBytes, check_fits
+from meshwise.plan.offload import bytes_on_device
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
@@ -167,10 +168,8 @@ def check_plan_fits(graph: Graph, plan: Plan, remedy: str) -> None:
         PlanError: it needs more memory than its devices have.
     """
     (stage,) = plan.stages
-    sizes = stage.mesh.sizes
-    inputs = dict(zip(graph.inputs, plan.decision.inputs, strict=True))
     held = StageBytes(
-        state=sum(local_bytes(graph.tensors[t], layout, sizes) for t, layout in inputs.items()),
+        state=bytes_on_device(graph, plan.decision, stage.mesh),
         resident=max(stage.peak_bytes, peak(graph, plan.decision, stage.mesh).num_bytes),
     )
     mesh = MeshBytes(name="the plan", memory=stage.memory_bytes, stages={0: held})

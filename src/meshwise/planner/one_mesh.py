@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshwise.baselines.methods import plan_baseline
@@ -28,6 +27,17 @@ from meshwise.plan.verify import verify_decision
 from meshwise.planner.followed_layouts import followed_layouts
 from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.mesh_plan import check_plan_fits, finished_plan, method_name
+from meshwise.planner.offload import (
+    ALL_IN_HOST,
+    SOME_IN_HOST,
+    FoundStep,
+    asked_offload,
+    check_host_memory,
+    check_offloadable,
+    check_rest_fits,
+    fastest,
+    least_in_host,
+)
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.request.pins import pinned
 from meshwise.request.plan_request import PlanRequest
@@ -90,25 +100,38 @@ def make_plan(
         followed = request.method.followed()
         num_devices = followed.mesh.num_devices
         attempt = partial(_plan_after, trace, attended, request, followed)
+        device = followed.mesh.device
     else:
         cluster = request.cluster()
-        num_devices, attempt = (
-            cluster.num_devices,
-            partial(_plan_for, trace, attended, request, cluster),
-        )
-    if request.num_microbatches != "auto":
-        return attempt(request.num_microbatches)
+        num_devices, device = cluster.num_devices, cluster.device
+        attempt = partial(_plan_for, trace, attended, request, cluster)
+
+    def search(offload: bool, most: float) -> FoundStep:
+        if request.num_microbatches != "auto":
+            return attempt(request.num_microbatches, offload)
+        more = partial(_more_microbatches, trace, num_devices)
+        return _first_that_fits(lambda count: attempt(count, offload), more, most)
+
+    found = fastest(asked_offload(request.method, device), search)
+    return found.step, found.plan
+
+
+def _first_that_fits(
+    attempt: Callable[[int], FoundStep], more: Callable[[int], int | None], most: float
+) -> FoundStep:
+    """Return the plan of the smallest number of micro-batches, from 1, that fits."""
     num_microbatches = 1
     failures: list[InfeasibleError] = []
     while True:
         try:
-            return attempt(num_microbatches)
+            found = attempt(num_microbatches)
+            return replace(found, is_tight=found.is_tight or num_microbatches > 1)
         except InfeasibleError as error:
             failures.append(error)
-            more = _more_microbatches(trace, num_devices, num_microbatches)
-            if more is None:
+            count = more(num_microbatches)
+            if count is None or count > most:
                 raise smallest_refusal(failures) from error
-            num_microbatches = more
+            num_microbatches = count
 
 
 def _plan_after(
@@ -117,15 +140,17 @@ def _plan_after(
     request: PlanRequest,
     followed: Plan,
     num_microbatches: int,
-) -> tuple[TracedStep, Plan]:
+    offload: bool,
+) -> FoundStep:
     """Plan a step on the mesh of the step that it follows, and with attention as it has it."""
+    assert not offload
     mesh = followed.mesh
     joined = attended(num_microbatches, mesh.num_devices) if followed.joins_attention else None
     step = trace(num_microbatches, mesh.num_devices) if joined is None else joined
     limit = request.memory_bytes
     memory = mesh.device.memory_bytes if limit is None else limit
     plan = plan_on(step, request, mesh, memory, cluster=followed.cluster)
-    return step, dataclasses.replace(plan, joins_attention=joined is not None)
+    return FoundStep(step=step, plan=replace(plan, joins_attention=joined is not None))
 
 
 def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | None:
@@ -161,9 +186,10 @@ def _plan_for(
     request: PlanRequest,
     cluster: ClusterSpec,
     num_microbatches: int,
-) -> tuple[TracedStep, Plan]:
+    offload: bool,
+) -> FoundStep:
     with collection_paused():
-        return _best_plan(trace, attended, request, cluster, num_microbatches)
+        return _best_plan(trace, attended, request, cluster, num_microbatches, offload=offload)
 
 
 def _best_plan(
@@ -172,22 +198,32 @@ def _best_plan(
     request: PlanRequest,
     cluster: ClusterSpec,
     num_microbatches: int,
-) -> tuple[TracedStep, Plan]:
+    *,
+    offload: bool,
+) -> FoundStep:
     """Return the plan on the mesh on which the step is fastest.
 
     Dims are padded, and keys of attention stay split, where that is faster.
     """
     step = trace(num_microbatches, cluster.num_devices)
+    check_rest_fits(step, cluster, request.memory_bytes, offload=offload)
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
     method, meshes = request.method, _meshes(request.method, cluster)
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
-    plain = _candidates(step, request, cluster, meshes, memory)
-    padded: list[_Candidate] = []
-    if dims:
-        padded = _candidates(with_padding(step, dims), request, cluster, meshes, memory)
+    candidates = partial(
+        _candidates,
+        request=request,
+        cluster=cluster,
+        meshes=meshes,
+        memory=memory,
+        offload=offload,
+    )
+    plain = candidates(step)
+    padded = candidates(with_padding(step, dims)) if dims else []
     if not _is_free(method):
-        return _best_of_each([*plain, *padded], len(plain), dims, request)
+        step, plan = _best_of_each([*plain, *padded], len(plain), dims, request)
+        return FoundStep(step=step, plan=plan)
     search = Search()
     search.over([c.place for c in plain])
     unpadded = search.best
@@ -196,21 +232,24 @@ def _best_plan(
     without = None if search.best is None else search.found()
     joined = _joined(attended, step, cluster.num_devices, has_plan=without is not None)
     if joined is not None:
-        rings = _candidates(joined, request, cluster, meshes, memory)
+        rings = candidates(joined)
         search.over([c.place for c in rings])
         ring = _better_ring(search, rings, without)
         if ring is not None:
             number, result = ring
             where = f"{where}, with attention as one operator or not"
-            plan = rings[number].finished(result, request, where)
-            return joined, dataclasses.replace(plan, joins_attention=True)
+            plan = replace(rings[number].finished(result, request, where), joins_attention=True)
+            return FoundStep(
+                step=joined, plan=plan, least_s=search.least_s, is_tight=search.is_tight
+            )
     found = search.found() if without is None else without
     best = [*plain, *padded][found.place]
-    return best.traced, _padded(
+    plan = _padded(
         best.finished(found.result, request, where),
         dims if found.place >= len(plain) else (),
         unpadded.price_s if unpadded is not None else None,
     )
+    return FoundStep(step=best.traced, plan=plan, least_s=search.least_s, is_tight=search.is_tight)
 
 
 def _joined(
@@ -284,7 +323,7 @@ def _padded(plan: Plan, dims: tuple[PaddedDim, ...], unpadded_s: float | None) -
     """Return the plan with what it pads."""
     if not dims:
         return plan
-    return dataclasses.replace(plan, padding=Padding(dims=dims, unpadded_step_time_s=unpadded_s))
+    return replace(plan, padding=Padding(dims=dims, unpadded_step_time_s=unpadded_s))
 
 
 def _where(meshes: Sequence[LogicalMesh], *, has_padding: bool) -> str:
@@ -364,6 +403,11 @@ class _Candidate:
             request: What was asked.
             where: On which meshes its gap holds.
         """
+        if self.place.options.offload:
+            check_host_memory(self.place, result)
+            is_asked = isinstance(request.method, Auto) and request.method.offload
+            where = f"{where}, {ALL_IN_HOST if is_asked else SOME_IN_HOST}"
+            result = result if is_asked else least_in_host(self.place, result)
         plan = finished_plan(
             self.step, self.place, result, request, cluster=self.cluster, where=where
         )
@@ -396,10 +440,17 @@ def _candidates(
     cluster: ClusterSpec,
     meshes: Sequence[LogicalMesh],
     memory: int,
+    *,
+    offload: bool,
 ) -> list[_Candidate]:
     """Return a traced step on each of several meshes."""
     known = _KnownStep.of(step)
-    return [_candidate(known, request, mesh, memory, cluster=cluster) for mesh in meshes]
+    if offload:
+        check_offloadable(step.graph)
+    return [
+        _candidate(known, request, mesh, memory, cluster=cluster, offload=offload)
+        for mesh in meshes
+    ]
 
 
 def _candidate(
@@ -410,6 +461,7 @@ def _candidate(
     forced: Forced = NOTHING_FORCED,
     *,
     cluster: ClusterSpec | None,
+    offload: bool = False,
 ) -> _Candidate:
     """Return a traced step on a mesh, with what is asked.
 
@@ -420,6 +472,7 @@ def _candidate(
         memory: Memory of one device, in bytes.
         forced: What is fixed beside the pins.
         cluster: Where the mesh lies; None if only the mesh is known.
+        offload: Whether state that only the update reads stays in the memory of hosts.
     """
     method, step = request.method, known.traced
     pins = pinned(step.graph, request.pins, mesh)
@@ -433,6 +486,7 @@ def _candidate(
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
         layouts={**followed, **pins.layouts, **forced.layouts},
         strategies={**pins.strategies, **forced.strategies},
+        offload=offload,
         dump_ilp=request.dump_ilp,
     )
     place = MeshPlace(
@@ -443,9 +497,7 @@ def _candidate(
         parts=known.parts if graph is step.graph else regions(graph),
         evaluators=known.evaluators,
     )
-    return _Candidate(
-        traced=step, step=dataclasses.replace(step, graph=graph), place=place, cluster=cluster
-    )
+    return _Candidate(traced=step, step=replace(step, graph=graph), place=place, cluster=cluster)
 
 
 def plan_on(
@@ -456,6 +508,7 @@ def plan_on(
     forced: Forced = NOTHING_FORCED,
     *,
     cluster: ClusterSpec | None = None,
+    offload: bool = False,
 ) -> Plan:
     """Plan a traced step on one mesh.
 
@@ -466,9 +519,11 @@ def plan_on(
         memory: Bytes of one device.
         forced: What is fixed beside the pins; it wins over them.
         cluster: Where the mesh lies, for the plan to say it.
+        offload: Whether state that only the update reads stays in the memory of hosts.
 
     Raises:
         PinError, InfeasibleError, SolverError: there is no such plan.
     """
     known = _KnownStep.of(step)
-    return _candidate(known, request, mesh, memory, forced, cluster=cluster).planned(request)
+    found = _candidate(known, request, mesh, memory, forced, cluster=cluster, offload=offload)
+    return found.planned(request)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache, partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 
-from meshwise.errors import InfeasibleError, TraceError
+from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -21,8 +21,10 @@ from meshwise.jax_compat import PyTree
 from meshwise.kernels.background import compiling_behind
 from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
+from meshwise.planner.layers_offload import checked_hosts, layers_offload, offloadable_bytes
 from meshwise.planner.memory_share import smaller_request, whole_plan
-from meshwise.planner.pinned_search import always, never
+from meshwise.planner.offload import ALL_IN_HOST, possible_offload
+from meshwise.planner.pinned_search import never
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
@@ -127,87 +129,132 @@ def plan_pipeline(
     """
     pins = read_pins(request.pins)
     whole, request = request, smaller_request(request)
-    check_state_fits(state_bytes(args, signature), request.cluster, request.memory_bytes)
+    num_bytes = state_bytes(args, signature)
+    if possible_offload(request.offload, request.cluster.slowest().device) is False:
+        check_state_fits(num_bytes, request.cluster, request.memory_bytes)
     pins = (*pins, *_asked(request)) if pins else ()
-    search = partial(_searched, request=request, report=report, pins=pins, records=records)
     with collection_paused(), compiling_behind(LATE):
         report("tracing")
         opened = open_step(fun, args, kwargs, signature)
-        found = _with_attention(opened, request, report, search)
+
+        def searched(
+            step: _CutStep, offload: bool, seeks_remedies: Callable[[], bool]
+        ) -> PlannedPipeline:
+            apart = offloadable_bytes(step.layers) if offload else 0
+            check_state_fits(num_bytes - apart, request.cluster, request.memory_bytes)
+            intra = replace(step.options.intra, offload=offload)
+            with _timed(step.layers, request, report) as times:
+                found = planned_layers(
+                    step.layers,
+                    request.cluster,
+                    replace(step.options, intra=intra),
+                    report,
+                    pins,
+                    times,
+                    records,
+                    seeks_remedies=seeks_remedies,
+                )
+            return checked_hosts(found) if offload else found
+
+        found = _fastest(opened, request, report, searched)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
     plan = replace(whole_plan(found.plan, whole), method=method, parameters=parameters)
     return replace(found, plan=plan)
 
 
-def _searched(
-    opened: OpenStep,
-    seeks_remedies: Callable[[], bool],
-    request: PipelineRequest,
-    report: Callable[[str], object],
-    pins: tuple[PipelinePin, ...],
-    records: LayerRecords | None,
-) -> PlannedPipeline:
-    """Return the fastest pipeline of a step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CutStep:
+    """A step in layers.
+
+    Attributes:
+        layers: The layers.
+        options: What is searched.
+        offload: Whether state stays in the memory of hosts; None: where nothing fits without.
+    """
+
+    layers: Layering
+    options: SearchOptions
+    offload: bool | None
+
+
+def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], object]) -> _CutStep:
     layers, flop = _layering(opened, request.num_layers, request.statistics)
     for note in layers.ends.notes if layers.ends else ():
         report(note)
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
-    options = search_options(layers, flop, request)
-    with _timed(layers, request, report) as times:
-        return planned_layers(
-            layers,
-            request.cluster,
-            options,
-            report,
-            pins,
-            times,
-            records,
-            seeks_remedies=seeks_remedies,
-        )
+    return _CutStep(
+        layers=layers,
+        options=search_options(layers, flop, request),
+        offload=layers_offload(layers, request.offload, request.cluster.slowest().device),
+    )
 
 
-def _with_attention(
+def _fastest(
     opened: OpenStep,
     request: PipelineRequest,
     report: Callable[[str], object],
-    searched: Callable[[OpenStep, Callable[[], bool]], PlannedPipeline],
+    searched: Callable[[_CutStep, bool, Callable[[], bool]], PlannedPipeline],
 ) -> PlannedPipeline:
-    """Return the fastest pipeline, with attention as one operator where its keys go round.
+    """Return the fastest pipeline; where nothing fits, of what holds less.
 
-    That is looked for where the batch has fewer rows than there are devices, or where nothing else
-    fits: else rows of the batch are the better thing to split.  Attention as one operator holds
-    less, so where nothing fits with it either, what would help is asked of it alone.
+    Attention as one operator, whose keys may go round, holds less; so does state in the memory of
+    hosts.  They are tried in this order where nothing else fits, and attention also where the batch
+    has fewer rows than there are devices: else rows are the better thing to split.  Only where all
+    that fails does the error say what would help.
 
     Args:
         opened: The step.
         request: What is asked.
         report: Is told of progress.
-        searched: Plans a step; asks whether its error is to say what would help.
+        searched: Plans a step with state in the memory of hosts or not; asks whether its error is
+            to say what would help.
 
     Raises:
         InfeasibleError: nothing fits.
     """
+    plain = _cut(opened, request, report)
 
     @cache
-    def joined() -> OpenStep | None:
-        return with_attention(opened)
+    def joined() -> _CutStep | None:
+        step = with_attention(opened)
+        if step is None:
+            return None
+        report("the same with attention as one operator")
+        return _cut(step, request, report)
+
+    @cache
+    def offloaded() -> PlannedPipeline | None:
+        for step in (plain, joined()):
+            # Layers are measured in one process at a time.
+            if step is not None and step.offload is None and request.measure is False:
+                report(f"again {ALL_IN_HOST}")
+                with suppress(InfeasibleError, PlanError):
+                    found = searched(step, True, never)
+                    return found if step is plain else _joined(found)
+        return None
 
     try:
-        found = searched(opened, lambda: joined() is None)
-    except InfeasibleError as error:
-        step = joined()
-        if step is None:
-            raise
-        report(f"{error}; the same with attention as one operator")
-        return _joined(searched(step, always))
+        found = searched(
+            plain, bool(plain.offload), lambda: joined() is None and offloaded() is None
+        )
+    except InfeasibleError:
+        try:
+            step = joined()
+            if step is None:
+                raise
+            return _joined(searched(step, bool(step.offload), lambda: offloaded() is None))
+        except InfeasibleError:
+            other = offloaded()
+            if other is None:
+                raise
+            return other
     rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
     step = joined() if min(rows) < request.cluster.num_devices else None
     if step is None:
         return found
-    report("the same with attention as one operator")
     try:
-        other = searched(step, never)
+        other = searched(step, bool(step.offload), never)
     except InfeasibleError:
         return found
     is_faster = other.plan.simulated_s < found.plan.simulated_s and _has_ring(other)

@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError, PlanError
@@ -126,7 +127,9 @@ def priced(
     if more_bytes is not None:
         if progress is not None:
             progress(len(groups), total, "memory")
-        other = plan_on(step, request, plan.mesh, memory + more_bytes)
+        other = plan_on(
+            step, request, plan.mesh, memory + more_bytes, offload=bool(plan.decision.in_host)
+        )
         price = MemoryPrice(
             more_bytes=more_bytes,
             step_time_s=other.step_time_s,
@@ -145,15 +148,17 @@ def _rival(step: TracedStep, plan: Plan, request: PlanRequest, memory: int, grou
         step_time_s=None,
         status="infeasible",
     )
+    offload = bool(plan.decision.in_host)
+    planned = partial(plan_on, step, request, plan.mesh, memory, offload=offload)
     try:
-        other = plan_on(step, request, plan.mesh, memory, group.others())
+        other = planned(group.others())
         ((rival, number),) = Counter(group.found(other)).most_common(1)
         if number < group.count:
             # They do different things there; the price asked for is that of one thing for all.
             forced = group.all_as(rival)
             if forced is None:
                 return base
-            other = plan_on(step, request, plan.mesh, memory, forced)
+            other = planned(forced)
     except InfeasibleError:
         return base
     return dataclasses.replace(

@@ -14,6 +14,7 @@ from meshwise.plan.fits import check_state_fits
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.planner.followed_stages import followed_stages
+from meshwise.planner.offload import asked_offload
 from meshwise.planner.one_mesh import make_plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.replay import replayed_pipeline
@@ -125,7 +126,9 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
 def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
     if not isinstance(request.method, (Replay, Follow)):
         num_bytes = state_bytes(call.args, call.signature)
-        check_state_fits(num_bytes, request.cluster(), request.memory_bytes)
+        cluster = request.cluster()
+        if asked_offload(request.method, cluster.device) is False:
+            check_state_fits(num_bytes, cluster, request.memory_bytes)
 
     @cache
     def opened() -> OpenStep:

@@ -13,7 +13,7 @@ from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.plan.text.columns import (
-    layout_spec,
+    place_text,
     range_text,
     ranges_text,
     type_text,
@@ -242,7 +242,7 @@ def _specs(layer: Layer, stage: Stage) -> Layouts:
     for position, item in enumerate(layer.arguments):
         axes = [a for axes in item.layout.dims for a in axes]
         sizes = " ".join(f"{stage.mesh.names[a]}={stage.mesh.sizes[a]}" for a in axes)
-        spec = f"{layout_spec(item.layout, stage.mesh.names)} {sizes}".rstrip()
+        spec = f"{place_text(item, stage.mesh.names)} {sizes}".rstrip()
         found[item.name or f"input {position}"] = f"{type_text(item.dtype, item.shape)} {spec}"
     return found
 

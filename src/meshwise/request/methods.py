@@ -62,6 +62,9 @@ class Auto:
             3.1); none is faster than a broadcast.
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
+        offload: Whether state that only the update reads, as the moments of an optimizer, stays in
+            the memory of the hosts between its uses; None: where nothing fits without, or where the
+            step is faster so.
     """
 
     time_limit_s: float = math.inf
@@ -70,6 +73,7 @@ class Auto:
     schedule: str = ONE_F_ONE_B.name
     transfers: str = BROADCAST
     measure: bool = False
+    offload: bool | None = None
 
     def __post_init__(self) -> None:
         _check_solver_limits(self)
@@ -82,6 +86,11 @@ class Auto:
             raise PlanError(
                 f"Auto(stages={self.stages!r}): stages must be a whole number of at least 1, or "
                 "'auto' for as many as are fastest"
+            )
+        if self.offload not in (None, True, False):
+            raise PlanError(
+                f"Auto(offload={self.offload!r}): state stays in the memory of the hosts (True), "
+                "does not (False), or does where that is faster (None)"
             )
         if self.measure and self.stages is None:
             raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")

@@ -40,6 +40,8 @@ class PipelineRequest:
         statistics: "exact", or "local" for statistics (batch norm) of each micro-batch alone.
         pins: What is fixed, names and values as `pipeline_pins` reads them, patterns and layouts.
         measure: Whether layers are timed on the devices of this process, or what times them.
+        offload: Whether state that only the update reads stays in the memory of the hosts between
+            its uses; None: where nothing fits without.
         time_limit_s: Seconds for the solver, for each view of a mesh; infinite for no limit.
         seed: Of the solver.
     """
@@ -57,6 +59,7 @@ class PipelineRequest:
     statistics: Statistics = "exact"
     pins: Mapping[str, object] | Sequence[tuple[str, object]] = ()
     measure: bool | Measure = False
+    offload: bool | None = None
     time_limit_s: float = math.inf
     seed: int = 0
 
@@ -92,6 +95,7 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         statistics=request.statistics,
         pins=request.pins,
         measure=method.measure,
+        offload=method.offload,
         time_limit_s=method.time_limit_s,
         seed=method.seed,
     )

@@ -32,7 +32,7 @@ from meshwise.runtime.placement import Argument, placed
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.runtime.transports.choice import transport_of
 from meshwise.runtime.transports.tile_copier import TileCopier
-from meshwise.spmd.program import concrete_mesh, shardings
+from meshwise.spmd.program import concrete_mesh, result_shardings, shardings
 from meshwise.trace.step import TracedStep
 
 # Said beside a failure in a job, which may come from another process.
@@ -237,7 +237,7 @@ def compile_step(
     compiled = compile_decided(traced, plan.decision, plan.mesh, mesh, job)
     if copier is None and job is not None:
         copier = TileCopier(transport_of(job))
-    places = shardings([use.layout for use in plan.decision.outputs], mesh)
+    places = result_shardings(traced.graph, plan.decision, mesh)
     return Executable(
         traced=traced,
         plan=plan,
@@ -246,7 +246,7 @@ def compile_step(
             jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
             for leaf, place in zip(_result_avals(traced), places, strict=True)
         ),
-        in_shardings=tuple(shardings(plan.decision.inputs, mesh)),
+        in_shardings=tuple(shardings(plan.decision.inputs, mesh, plan.decision.in_host)),
         compile_s=time.perf_counter() - start,
         kept=kept,
         handover=Handover(traced.graph.aliases, kept),

@@ -44,12 +44,16 @@ class DeviceProgram:
         outputs: Names of its outputs.
         donated: Positions of inputs that it overwrites.
         run: A function from tiles in the order of `inputs` to tiles in the order of `outputs`.
+        in_host: Positions of inputs that lie in the memory of the host.
+        out_host: Positions of outputs that go there.
     """
 
     inputs: tuple[Name, ...]
     outputs: tuple[Name, ...]
     donated: tuple[int, ...]
     run: Callable[[Sequence[Array]], list[Array]]
+    in_host: tuple[int, ...] = ()
+    out_host: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +180,14 @@ class LayerLowering:
         return tuple(map(self._plain, self.layer.programs.once))
 
     def _plain(self, program: PhaseProgram) -> DeviceProgram:
+        in_host = program.part.decision.in_host
         return DeviceProgram(
             inputs=tuple(map(self.name, program.inputs)),
             outputs=tuple(map(self.name, program.outputs)),
             donated=tuple(i for i, _ in program.part.graph.aliases),
             run=lambda args: self.run(program, args),
+            in_host=in_host,
+            out_host=tuple(j for i, j in program.part.graph.aliases if i in in_host),
         )
 
     def run(

@@ -27,6 +27,7 @@ from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import FREE, ReshardingStep, path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
+from meshwise.spmd.from_host import FromHost
 from meshwise.spmd.halo import exchange
 from meshwise.spmd.order import Order, communicates, decides, is_inlined, passed_on
 from meshwise.spmd.shards import SpaceShards
@@ -142,10 +143,13 @@ def run_local(
     device = _Device(program, graph, mesh, order)
     for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
         device.values.define(ident, layout, value)
+    host = FromHost(graph, decision, args, order)
     runs = joint_barriers(graph)
-    for position, (node, operator, chosen) in enumerate(
-        zip(program.nodes, graph.operators, decision.operators, strict=True)
-    ):
+    for position in host.operators:
+        node, operator = program.nodes[position], graph.operators[position]
+        chosen = decision.operators[position]
+        for ident, layout, value in host.before(position, device.use):
+            device.values.define(ident, layout, value)
         if all(graph.tensors[i].generated for i in node.outputs):
             continue
         if operator.kind == BARRIER:
@@ -154,14 +158,15 @@ def run_local(
                     device.barrier(runs[position], decision)
             continue
         with source_scope(node.source):
-            operands = [device.use(i, use) for i, use in zip(node.inputs, chosen.uses, strict=True)]
+            operands = [host.operand(position, k, device.use) for k in range(len(node.inputs))]
             if node.bodies:
                 results = _structured(node, operator, chosen, mesh, operands, order)
             else:
                 results = _computed(node, operator, chosen, mesh, operands, order)
         for ident, layout, value in zip(node.outputs, chosen.results, results, strict=True):
             device.values.define(ident, layout, value)
-    return [device.use(i, use) for i, use in zip(program.outputs, decision.outputs, strict=True)]
+    uses = zip(program.outputs, decision.outputs, strict=True)
+    return host.back([device.use(ident, use) for ident, use in uses])
 
 
 def _computed(

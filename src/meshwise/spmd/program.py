@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -41,17 +41,54 @@ def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def shardings(layouts: Sequence[Layout], mesh: Mesh | AbstractMesh) -> list[NamedSharding]:
+# How JAX names the memory of the host from which devices copy.
+HOST_MEMORY = "pinned_host"
+
+
+def placed_sharding(
+    mesh: Mesh | AbstractMesh, spec: PartitionSpec, *, in_host: bool
+) -> NamedSharding:
+    """Return a sharding in the memory of the devices, or of their hosts.
+
+    Args:
+        mesh: The mesh.
+        spec: How it is split.
+        in_host: Whether it lies in the memory of the hosts.
+    """
+    return NamedSharding(mesh, spec, memory_kind=HOST_MEMORY if in_host else None)
+
+
+def shardings(
+    layouts: Sequence[Layout], mesh: Mesh | AbstractMesh, in_host: Collection[int] = ()
+) -> list[NamedSharding]:
     """Return the NamedShardings of layouts on a mesh.
 
     Args:
         layouts: The layouts.
         mesh: The mesh.
+        in_host: Positions of what lies in the memory of the host.
 
     Returns:
         One sharding for each layout.
     """
-    return [NamedSharding(mesh, partition_spec(lay, mesh.axis_names)) for lay in layouts]
+    return [
+        placed_sharding(mesh, partition_spec(layout, mesh.axis_names), in_host=i in in_host)
+        for i, layout in enumerate(layouts)
+    ]
+
+
+def result_shardings(
+    graph: Graph, decision: GraphDecision, mesh: Mesh | AbstractMesh
+) -> list[NamedSharding]:
+    """Return where the results of a step lie: new state where the old lay.
+
+    Args:
+        graph: The graph.
+        decision: Its decision.
+        mesh: The mesh.
+    """
+    in_host = {j for i, j in graph.aliases if i in decision.in_host}
+    return shardings([use.layout for use in decision.outputs], mesh, in_host)
 
 
 def sharded_function(
@@ -142,8 +179,8 @@ def jitted_step(
 
     return jax.jit(
         step,
-        in_shardings=tuple(shardings(decision.inputs, mesh)),
-        out_shardings=tuple(shardings([use.layout for use in decision.outputs], mesh)),
+        in_shardings=tuple(shardings(decision.inputs, mesh, decision.in_host)),
+        out_shardings=tuple(result_shardings(traced.graph, decision, mesh)),
         donate_argnums=traced.donated,
         compiler_options=options,
     )

@@ -39,8 +39,8 @@ def method_of(options: TrainOptions) -> Method:
 
 def _auto(options: TrainOptions) -> mw.Auto:
     if options.schedule is None:
-        return mw.Auto(stages=options.stages)
-    return mw.Auto(stages=options.stages, schedule=options.schedule)
+        return mw.Auto(stages=options.stages, offload=options.offload)
+    return mw.Auto(stages=options.stages, schedule=options.schedule, offload=options.offload)
 
 
 def step_builder(options: TrainOptions) -> StepBuilder:

@@ -66,6 +66,7 @@ def _asked(options: TrainOptions) -> dict[str, object]:
         "stages": options.stages,
         "schedule": options.schedule,
         "memory_bytes": options.memory_bytes,
+        "offload": options.offload,
         "cluster": None if options.cluster is None else str(options.cluster),
         "devices": devices,
         "versions": [version(name) for name in ("meshwise", "jax", "jaxlib")],

@@ -37,6 +37,8 @@ class TrainOptions:
         stages: Stages of a pipeline, or `auto`; None for one mesh.
         schedule: Of the pipeline, as `mw.Auto` has it; None for its default.
         memory_bytes: Limit of one device; None for what the cluster says.
+        offload: Whether state that only the update reads stays in the memory of hosts, as
+            `mw.Auto` has it.
         cluster: What is planned for; None for the built-in description of the devices.
         measure: Whether one step is timed mesh by mesh; only for a pipeline.
         dump_ilp: Folder for every ILP of the planner; None for none.
@@ -64,6 +66,7 @@ class TrainOptions:
     stages: int | Literal["auto"] | None = None
     schedule: str | None = None
     memory_bytes: int | None = None
+    offload: bool | None = None
     cluster: ClusterSpec | None = None
     dump_ilp: Path | None = None
     measure: bool = False
@@ -84,8 +87,8 @@ class TrainOptions:
     def identity(self) -> dict[str, object]:
         """Return what must not change when a run is resumed, or its losses would be others.
 
-        Method, cluster, mesh, stages, schedule, micro-batches and memory may change: they do not
-        change the meaning.
+        Method, cluster, mesh, stages, schedule, micro-batches, memory and offload may change: they
+        do not change the meaning.
         """
         return {
             "model": self.model,

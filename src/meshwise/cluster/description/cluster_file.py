@@ -20,6 +20,10 @@
     source = "measured with meshwise calibrate on 2026-11-20"
     # optional: measured times of dense products, pairs [FLOP, seconds]
     dense_times = { float32 = [[2.1e9, 4e-4], [1.7e10, 2.4e-3]] }
+    # optional, both or none: one way between device and host while all devices of the host use
+    # theirs, and the share of a device in the memory of the host
+    host_bytes_per_s = 1.2e10
+    host_memory_bytes = 64000000000
 
     [host.peak]               # optional: what the makers promise
     flop_per_s = { float32 = 1.6e13 }

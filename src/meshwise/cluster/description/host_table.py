@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from meshwise.cluster.description import fields
 from meshwise.cluster.description.fields import Table, required, shown, table_of
@@ -20,6 +20,7 @@ _NEEDED_DTYPE = "float32"
 _HOST_KEYS = ("name", "num_devices", "device", "link", "nic", "num_nics", "source", "peak")
 _DEVICE_KEYS = (
     "name", "memory_bytes", "memory_bytes_per_s", "flop_per_s", "source", "dense_times",
+    "host_bytes_per_s", "host_memory_bytes",
 )  # fmt: skip
 _PEAK_KEYS = (
     "flop_per_s", "memory_bytes", "memory_bytes_per_s", "link_bytes_per_s", "nic_bytes_per_s",
@@ -77,7 +78,8 @@ def host_table(host: HostSpec) -> dict[str, object]:
             "flop_per_s": _rates_table(device.flop_per_s),
             "source": device.source,
         }
-        | _dense_times_table(device),
+        | _dense_times_table(device)
+        | _host_memory_table(device),
         "link": _link_table(host.link),
         "nic": _link_table(host.nic),
         "num_nics": host.num_nics,
@@ -109,6 +111,15 @@ def _dense_times_table(device: DeviceSpec) -> dict[str, object]:
     return {"dense_times": times}
 
 
+def _host_memory_table(device: DeviceSpec) -> dict[str, object]:
+    if not device.host_bytes_per_s:
+        return {}
+    return {
+        "host_bytes_per_s": float(device.host_bytes_per_s),
+        "host_memory_bytes": device.host_memory_bytes,
+    }
+
+
 def _link_table(link: Link) -> dict[str, object]:
     return {"latency_s": float(link.latency_s), "bytes_per_s": float(link.bytes_per_s)}
 
@@ -122,7 +133,18 @@ def _device(value: object, where: str) -> DeviceSpec:
         flop_per_s=_rates(required(table, "flop_per_s", where), where),
         source=fields.text(table, "source", where),
         dense_times=_dense_times(table.get("dense_times", {}), f"{where}.dense_times"),
+        **_host_memory(table, where),
     )
+
+
+def _host_memory(table: Table, where: str) -> dict[str, Any]:
+    names = [n for n in ("host_bytes_per_s", "host_memory_bytes") if n in table]
+    if not names:
+        return {}
+    return {
+        "host_bytes_per_s": fields.number(table, "host_bytes_per_s", where),
+        "host_memory_bytes": fields.count(table, "host_memory_bytes", where),
+    }
 
 
 def _by_dtype(value: object, where: str, what: str) -> Table:

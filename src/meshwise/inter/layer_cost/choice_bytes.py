@@ -127,9 +127,9 @@ def _of_inputs(piece: PieceGraph, network: LayoutNetwork) -> tuple[list[Floats],
         layouts = network.nodes[node].layouts
         to[node] += [local_bytes(graph.tensors[t], w, sizes) for w in layouts]
 
-    crossing = crossing_inputs(piece)
+    crossing, apart = crossing_inputs(piece), network.inputs_apart
     for i, t in enumerate(graph.inputs):
-        if i not in crossing and i not in piece.batch_dims:
+        if i not in crossing and i not in piece.batch_dims and t not in apart:
             add(resident, network.maker[0, t], t)
     passing = passing_results(piece)
     for k, j in loop.structure.carries:

@@ -21,6 +21,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.layer_cost.arrival_bytes import NO_ARRIVALS, ArrivalBytes
 from meshwise.intra.shapes import local_bytes
 from meshwise.memory.peak import peak
+from meshwise.memory.targets import memory_model_of
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import PiecePrograms, piece_programs
 from meshwise.pieces.roles import PieceRoles, Value
@@ -123,11 +124,11 @@ def footprint(
     def num_bytes(value: Value) -> int:
         return _num_bytes(roles, programs, value)
 
-    crossing = crossing_inputs(piece)
+    apart = {*crossing_inputs(piece), *piece.batch_dims}
+    if decision.in_host and memory_model_of(mesh.device).has_host_memory:
+        apart.update(decision.in_host)
     always = [
-        Value("input", i, layout)
-        for i, layout in enumerate(decision.inputs)
-        if i not in crossing and i not in piece.batch_dims
+        Value("input", i, layout) for i, layout in enumerate(decision.inputs) if i not in apart
     ]
     resident = sum(map(num_bytes, {*always, *programs.before.outputs, *programs.handed}))
     kept = {*programs.kept, *(v for v in programs.backward.inputs if v.role == "rows")}

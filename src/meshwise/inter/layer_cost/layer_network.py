@@ -29,7 +29,7 @@ from meshwise.inter.layer_cost.footprint import Footprint, footprint
 from meshwise.inter.layer_cost.layer_record import Choice, LayerBounds, LayerRecord, PlanFacts
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
-from meshwise.intra.network import BLOCK, LayoutNetwork, build_network
+from meshwise.intra.network import BLOCK, INPUT, LayoutNetwork, build_network
 from meshwise.intra.options import ALPA, IntraOptions
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import Ties, tied_problem
@@ -266,6 +266,8 @@ def _seconds(network: LayoutNetwork, choice: tuple[int, ...]) -> tuple[float, fl
     for node, c in zip(network.nodes, choice, strict=True):
         if node.kind == BLOCK:
             spent[node.ref[0] > 0] += float(node.cost_s[c])
+        elif node.kind == INPUT:
+            spent[0] += float(node.cost_s[c])
     for edge in network.edges:
         spent[edge.place[0] > 0] += float(edge.cost_s[choice[edge.source], choice[edge.target]])
     return spent[1], spent[0]

@@ -69,6 +69,7 @@ def _stage_bytes(
                         piece.graph.tensors[inputs[i]], decision.inputs[i], stage.mesh.sizes
                     )
                     for i in piece.state
+                    if i not in decision.in_host
                 )
                 known[key] = held, state
             yield known[key]

@@ -94,7 +94,7 @@ class Judge:
         """Bytes of the inputs, which stay for the whole step, per node and choice."""
         network, sizes = self.network, self.network.mesh.sizes
         held = [np.zeros(len(costs)) for costs in self.problem.costs]
-        for t in dict.fromkeys(network.graph.inputs):
+        for t in set(network.graph.inputs) - network.inputs_apart:
             u = network.maker[0, t]
             tensor = network.graph.tensors[t]
             held[self.ties.class_of[u]] += np.array(

@@ -67,6 +67,7 @@ class MemoryRows:
         self.terms: list[list[_Term]] = [[] for _ in network.regions]
         self.later: list[list[_Later]] = [[] for _ in network.regions]
         self.names: dict[tuple[int, int], list[int]] = {}
+        self.apart = network.inputs_apart
         self._positions()
         self._inputs()
         for region in network.regions:
@@ -120,12 +121,21 @@ class MemoryRows:
             weights = np.array(
                 [local_bytes(graph.tensors[t], w, self.sizes) for w in layouts], dtype=np.float64
             )
-            self._add(0, _Term(-1, end, node, -1, weights, t))
+            if t in self.apart:
+                times = [i for i, op in enumerate(graph.operators) if t in op.inputs]
+                here = _Term(times[0], times[-1], node, -1, weights, t, is_copy=True)
+                self._add(0, here)
+            else:
+                self._add(0, _Term(-1, end, node, -1, weights, t))
 
     def _values(self, region: Region) -> None:
         graph, live = region.graph, self.live[region.index]
         donated = (
-            {graph.outputs[j]: self.network.maker[0, graph.inputs[i]] for i, j in graph.aliases}
+            {
+                graph.outputs[j]: self.network.maker[0, graph.inputs[i]]
+                for i, j in graph.aliases
+                if graph.inputs[i] not in self.apart
+            }
             if region.index == 0
             else {}
         )

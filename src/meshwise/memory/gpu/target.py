@@ -68,5 +68,6 @@ GPU = XlaGpuTarget(
     scatters_pooling=True,
     # Source: schedules of XLA:GPU for an H100 (docs/measurements/overlap.md).
     hides_rings=True,
+    has_host_memory=True,
     rules=FusionRules(by_traffic=True),
 )

@@ -27,7 +27,9 @@ class Argument:
         dtype: NumPy-style name.
         itemsize: Bytes of one element.
         layout: How it is split over the mesh.
-        communication: Pairs (kind of collective, seconds a step) of its changes of layout.
+        communication: Pairs (kind of collective, seconds a step) of its changes of layout, and
+            seconds in which it comes from the host and goes back, as `shares.HOST`.
+        in_host: Whether it lies in the memory of the host between its uses.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Argument:
     itemsize: int
     layout: Layout
     communication: tuple[tuple[str, float], ...] = ()
+    in_host: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ def arguments(graph: Graph, decision: GraphDecision, moves: Communication) -> tu
             itemsize=t.itemsize,
             layout=layout,
             communication=_sorted(moves.arguments.get(position, {})),
+            in_host=position in decision.in_host,
         )
         for position, (t, layout) in enumerate(zip(tensors, decision.inputs, strict=True))
     )

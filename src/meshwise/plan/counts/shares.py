@@ -16,11 +16,14 @@ from meshwise.graph.graph import Graph
 from meshwise.plan.counts.collectives import sent
 from meshwise.plan.counts.walk import Exchange, Reshard, exchanges, inside, reshards
 from meshwise.plan.decision import GraphDecision
+from meshwise.plan.offload import bytes_in_host, crossing_s
 
 # Positions of an operator: of each enclosing one with the number of its body, then its own.
 Path = tuple[int, ...]
 # Seconds a step by kind of collective.
 ByKind = dict[str, float]
+# What moves between hosts and their devices, beside the kinds of collectives.
+HOST = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ def _with_inner(scope: DecidedScope) -> Iterator[DecidedScope]:
 
 
 def communication(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> Communication:
-    """Return the time that a step spends in collectives, by what causes them.
+    """Return the time that a step spends in collectives and with hosts, by what causes it.
 
     Args:
         graph: The graph.
@@ -107,6 +110,9 @@ def communication(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> C
             for kind, axes, _, num_bytes in sent(made, mesh):
                 once = collective_time_s(kind, axes, num_bytes, mesh)
                 seconds[kind] = seconds.get(kind, 0.0) + scope.times * made.times * once
+    for i in decision.in_host:
+        crossing = crossing_s(bytes_in_host(graph, decision, mesh, (i,)), mesh.device)
+        found.arguments.setdefault(i, {})[HOST] = crossing
     return found
 
 

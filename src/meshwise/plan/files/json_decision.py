@@ -10,7 +10,7 @@ import re
 
 from meshwise.graph.layout import layout_text
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.plan.files.forms import TEXT, WHOLE, Form, list_of, record
+from meshwise.plan.files.forms import SIZE, TEXT, WHOLE, Form, line_of, list_of, record
 from meshwise.plan.files.json_mesh import LAYOUTS, read_layout
 from meshwise.plan.files.json_read import Json
 
@@ -51,5 +51,12 @@ _OPERATOR = record(
     optional=("bodies",),
 )
 DECISION = record(
-    GraphDecision, {"inputs": LAYOUTS, "operators": list_of(_OPERATOR), "outputs": _USES}
+    GraphDecision,
+    {
+        "inputs": LAYOUTS,
+        "operators": list_of(_OPERATOR),
+        "outputs": _USES,
+        "in_host": line_of(SIZE),
+    },
+    optional=("in_host",),
 )

@@ -80,7 +80,9 @@ _ARGUMENT = record(
         "itemsize": SIZE,
         "layout": LAYOUT,
         "communication": _BY_KIND,
+        "in_host": FLAG,
     },
+    optional=("in_host",),
 )
 _LAYER = record(
     Layer,

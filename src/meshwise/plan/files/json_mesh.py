@@ -60,9 +60,11 @@ _DEVICE = record(
         "flop_per_s": list_of(pair_of(TEXT, RATE)),
         "source": TEXT,
         "dense_times": list_of(pair_of(TEXT, list_of(pair_of(POSITIVE, POSITIVE)))),
+        "host_bytes_per_s": POSITIVE,
+        "host_memory_bytes": SIZE,
     },
-    # Only where it was measured, as by `meshwise calibrate`.
-    optional=("dense_times",),
+    # Only where it is known, as what `meshwise calibrate` measured.
+    optional=("dense_times", "host_bytes_per_s", "host_memory_bytes"),
 )
 _ANY_MESH = record(LogicalMesh, {"axes": list_of(_AXIS), "device": _DEVICE})
 

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from meshwise.graph.layout import Layout
+from meshwise.plan.counts.contents import Argument
 
 WIDTH = 100
 MAX_ROWS = 60
@@ -69,6 +70,17 @@ def with_space_below(lines: list[str]) -> list[str]:
         lines: The lines.
     """
     return [*lines, ""] if lines else []
+
+
+def place_text(argument: Argument, names: Sequence[str]) -> str:
+    """Return how an argument lies, and whether it does in the memory of the host.
+
+    Args:
+        argument: The argument.
+        names: Names of the mesh axes.
+    """
+    spec = layout_spec(argument.layout, names)
+    return f"{spec} in host memory" if argument.in_host else spec
 
 
 def layout_spec(layout: Layout, names: Sequence[str]) -> str:

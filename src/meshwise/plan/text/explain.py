@@ -13,7 +13,7 @@ from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.columns import (
     WIDTH,
-    layout_spec,
+    place_text,
     table,
     type_text,
     way_text,
@@ -158,7 +158,7 @@ def _arguments(stage: Stage) -> list[str]:
     for position, tensor in enumerate(stage.arguments):
         name, layout = tensor.name or f"input {position}", tensor.layout
         shape = type_text(tensor.dtype, tensor.shape)
-        key = (pattern(name), shape, layout_spec(layout, stage.mesh.names))
+        key = (pattern(name), shape, place_text(tensor, stage.mesh.names))
         groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
     rows = [
         (

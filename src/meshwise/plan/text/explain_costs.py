@@ -32,10 +32,10 @@ def costs(plan: PlanRecord) -> list[str]:
     left = {k: t - sum(row[3].get(k, 0.0) for row in rows) for k, t in total.items()}
     left = {k: max(t, 0.0) for k, t in left.items()}
     rest_s = _busy_s(plan) - sum(map(_seconds, rows)) - sum(left.values())
-    kinds = sorted(total)
+    kinds = sorted({*total, *(kind for row in rows for kind in row[3])})
     cells = with_more([_cells(row, kinds) for row in rows])
     other = ("all else", "", seconds_text(max(rest_s, 0.0)))
-    cells.append((*other, *(seconds_text(left[k]) if left[k] else "" for k in kinds)))
+    cells.append((*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds)))
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.text.columns import layout_spec, shortened, table
+from meshwise.plan.text.columns import place_text, shortened, table
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44
@@ -39,8 +39,8 @@ def layer_lines(plan: PlanRecord) -> list[str]:
     shown: set[object] = set()
     for k, stage in enumerate(plan.stages):
         for layer in stage.layers:
-            layouts = tuple(argument.layout for argument in layer.arguments)
-            kind = (layer.equal_to, stage.mesh.sizes, layouts)
+            places = tuple((x.layout, x.in_host) for x in layer.arguments)
+            kind = (layer.equal_to, stage.mesh.sizes, places)
             if kind not in shown:
                 shown.add(kind)
                 rows = _layouts(layer, stage)
@@ -112,7 +112,7 @@ def _layouts(layer: Layer, stage: Stage) -> list[str]:
         (
             shortened(argument.name, _LONGEST_NAME),
             "x".join(map(str, argument.shape)),
-            layout_spec(argument.layout, stage.mesh.names),
+            place_text(argument, stage.mesh.names),
         )
         for argument in layer.arguments
         if len(argument.shape) > 1

@@ -12,8 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout
 from meshwise.program.instructions import Load, PipelineProgram, Receive, Run, Send
+from meshwise.program.names import StepArgument
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.spmd.part import border_spec
+from meshwise.spmd.program import HOST_MEMORY, placed_sharding
 from meshwise.trace.layers.layering import Layering
 
 
@@ -73,15 +75,30 @@ def buffer_specs(
         layers: The layers of the step.
         num_microbatches: B.
     """
+    # Arguments that programs take from the memory of the host.
+    apart = {
+        name.value
+        for executable in executables
+        for name, sharding in zip(executable.inputs, executable.in_shardings, strict=True)
+        if isinstance(name.value, StepArgument) and sharding.memory_kind == HOST_MEMORY
+    }
 
-    def lies(mesh: int, shape: Sequence[int], dtype: np.dtype, layout: Layout):
+    def lies(
+        mesh: int, shape: Sequence[int], dtype: np.dtype, layout: Layout, *, in_host: bool = False
+    ) -> jax.ShapeDtypeStruct:
         there = meshes[mesh]
-        sharding = NamedSharding(there, border_spec(layout, there.axis_names))
+        spec = border_spec(layout, there.axis_names)
+        sharding = placed_sharding(there, spec, in_host=in_host)
         return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
     found = [
         {
-            load.buffer: lies(m, *_loaded(layers, num_microbatches, load), load.layout)
+            load.buffer: lies(
+                m,
+                *_loaded(layers, num_microbatches, load),
+                load.layout,
+                in_host=load.kind == "argument" and StepArgument(load.number) in apart,
+            )
             for load in mesh.loads
         }
         for m, mesh in enumerate(program.meshes)
@@ -128,7 +145,7 @@ def _loaded(
 
 
 def local_bytes(aval: jax.ShapeDtypeStruct | jax.Array, sharding: jax.sharding.Sharding) -> int:
-    """Return the bytes of an array on one of its devices.
+    """Return the bytes of an array on one of its devices; none where it lies in host memory.
 
     Args:
         aval: The array, or its global shape and dtype.
@@ -137,4 +154,6 @@ def local_bytes(aval: jax.ShapeDtypeStruct | jax.Array, sharding: jax.sharding.S
     Returns:
         The bytes.
     """
+    if sharding.memory_kind == HOST_MEMORY:
+        return 0
     return math.prod(sharding.shard_shape(aval.shape)) * aval.dtype.itemsize

@@ -16,7 +16,7 @@ from meshwise.runtime.compile import checked
 from meshwise.runtime.devices import has_devices_here
 from meshwise.spmd.layer import DeviceProgram
 from meshwise.spmd.part import border_spec, packed, unpacked
-from meshwise.spmd.program import abstract_mesh, compile_options
+from meshwise.spmd.program import abstract_mesh, compile_options, placed_sharding
 from meshwise.system.identity import Same
 
 # Global shape and dtype of an input as it comes in (`border_spec`).
@@ -191,8 +191,14 @@ def lowered_program(
     mapped = jax.shard_map(
         distinct, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    in_shardings = tuple(NamedSharding(mesh, spec) for spec in in_specs)
-    out_shardings = tuple(NamedSharding(mesh, spec) for spec in out_specs)
+    in_shardings = tuple(
+        placed_sharding(mesh, spec, in_host=i in function.in_host)
+        for i, spec in enumerate(in_specs)
+    )
+    kept = {places[i] for i in function.out_host}
+    out_shardings = tuple(
+        placed_sharding(mesh, spec, in_host=n in kept) for n, spec in enumerate(out_specs)
+    )
     jitted = jax.jit(
         mapped,
         in_shardings=in_shardings,

@@ -12,7 +12,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
-from meshwise.graph.layout import Layout
 from meshwise.program.instructions import (
     Free,
     Instruction,
@@ -35,7 +34,6 @@ from meshwise.runtime.transports.copies import Rows
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.runtime.transports.transport import Transport
 from meshwise.schedules.schedule import Schedule
-from meshwise.spmd.part import border_spec
 from meshwise.trace.layers.layering import Layering
 
 _INSTRUCTION_CHARS = 80
@@ -207,11 +205,12 @@ class PipelineStep:
         value = self.flat[load.number]
         if not is_here and not self.pipeline.copier.takes_part(value):
             return None
+        sharding = self.pipeline.specs.meshes[mesh][load.buffer].sharding
+        assert isinstance(sharding, NamedSharding)
         found = put(
             self.pipeline.copier,
             value,
-            self.pipeline.meshes[mesh],
-            load.layout,
+            sharding,
             rows=self.pipeline.rows_of(load),
             is_donated=is_donated,
             is_overwritten=load.number in self.pipeline.state,
@@ -358,28 +357,25 @@ def copied(value: Array | HostRows | np.ndarray) -> Array:
 def put(
     copier: TileCopier,
     value: Argument,
-    mesh: Mesh,
-    layout: Layout,
+    sharding: NamedSharding,
     *,
     rows: Rows | None = None,
     is_donated: bool = False,
     is_overwritten: bool = False,
     label: str | None = None,
 ) -> Array:
-    """Return a value on a mesh, in a layout.
+    """Return a value where it is wanted.
 
     Args:
         copier: Moves it.
         value: The value.
-        mesh: Where it goes.
-        layout: How it lies there.
+        sharding: Where it goes.
         rows: Those that go; None for all.
         is_donated: Whether it is overwritten there: then it shares no memory with `value`, unless
             it is `value`.
         is_overwritten: As for `TileCopier.put`.
         label: As for `TileCopier.put`.
     """
-    sharding = NamedSharding(mesh, border_spec(layout, mesh.axis_names))
     if rows is None and isinstance(value, jax.Array) and value.sharding == sharding:
         return value
     return copier.put(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from meshwise.errors import PlanError
-from meshwise.graph.layout import replicated
 from meshwise.program.emit import emit
 from meshwise.program.instructions import PipelineProgram
 from meshwise.program.names import Gradient
@@ -108,7 +108,7 @@ def make_pipeline(
         schedule=schedule,
         indices={
             m: tuple(
-                put(copier, np.int32(b), meshes[m], replicated(0))
+                put(copier, np.int32(b), NamedSharding(meshes[m], PartitionSpec()))
                 for b in range(schedule.num_microbatches)
             )
             for m in here

@@ -49,6 +49,7 @@ from meshwise.runtime.transports.copies import (
 from meshwise.runtime.transports.joined_pieces import joined
 from meshwise.runtime.transports.places import boxes_of, of_numbers
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
+from meshwise.spmd.program import HOST_MEMORY
 
 
 def process_of(device: Any) -> int:
@@ -110,6 +111,36 @@ class TileCopier:
             TransportError: part of the array is in another process, and there is no way there.
             DataError: rows that lie on devices of this process are not in it.
         """
+        if (
+            rows is None
+            and not own_memory
+            and isinstance(value, jax.Array)
+            and value.sharding == sharding
+        ):
+            return value
+        found = self._put(
+            _on_devices(value),
+            _with_device_memory(sharding),
+            rows=rows,
+            own_memory=own_memory,
+            is_overwritten=is_overwritten,
+            label=label,
+            sending=sending,
+        )
+        return found if sharding.memory_kind != HOST_MEMORY else jax.device_put(found, sharding)
+
+    def _put(
+        self,
+        value: Argument,
+        sharding: NamedSharding,
+        *,
+        rows: Rows | None,
+        own_memory: bool,
+        is_overwritten: bool,
+        label: str | None,
+        sending: Sending | None,
+    ) -> Array:
+        """`put` between the memories of devices."""
         is_part = self._transport is None or self.is_part(value)
         if not isinstance(value, jax.Array) or not is_part:
             return self._put_host(_taken(value, rows), sharding, own_memory=own_memory)
@@ -401,6 +432,19 @@ class TileCopier:
             return joined(list(zip(places, pieces, strict=True)))
 
         return self._programs.setdefault(("join", places), jax.jit(join))
+
+
+def _on_devices(value: Argument) -> Argument:
+    """Return an array in the memory of its devices; others as they are."""
+    if not isinstance(value, jax.Array) or value.sharding.memory_kind != HOST_MEMORY:
+        return value
+    return jax.device_put(value, value.sharding.with_memory_kind("device"))
+
+
+def _with_device_memory(sharding: NamedSharding) -> NamedSharding:
+    if sharding.memory_kind != HOST_MEMORY:
+        return sharding
+    return NamedSharding(sharding.mesh, sharding.spec)
 
 
 def _taken(value: Argument, rows: Rows | None) -> Argument:
