@@ -89,6 +89,62 @@ def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < num_here < len(here) - num_here
 
 
+PRICED = [
+    Variant(mesh=MESH, remat=remat, price=BytePrice(seconds_per_byte=1e-12))
+    for remat in ("none", "full")
+]
+
+
+def _asked(layers: Any) -> list[tuple[Variant, Any]]:
+    count = len(layers.classes)
+    return [(variant, np.ones((count, count), np.bool_)) for variant in PRICED]
+
+
+def test_the_same_runs(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    with SecondProcess(costs) as beside:
+        beside.runs(_asked(layers), 2)
+        assert beside.process is not None
+    # One is composed here; of the other all is known that it follows from.
+    here = [variant for variant in PRICED if costs.has_runs(variant, 2)]
+    assert here == PRICED[:1]
+    for variant in PRICED:
+        record = next(iter(costs.known(variant, 2).values()))
+        (price,) = record.prices.values()
+        assert price.raised
+        assert record.plans
+        assert _same(costs.runs(variant, 2), alone.runs(variant, 2))
+
+
+def test_runs_that_records_know_start_no_process(layers: Any) -> None:
+    costs = VariantCosts(layers, IntraOptions())
+    for variant in PRICED:
+        for layer in costs.layers(variant, 2) or ():
+            layer.sharpen(0, 0)
+    with SecondProcess(costs) as beside:
+        beside.runs(_asked(layers), 2)
+        assert beside.process is None
+
+
+def test_a_process_that_ends_in_runs_is_done_without(
+    layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    ask = SecondProcess._ask_runs
+
+    def ask_and_kill(self: SecondProcess, *args: Any) -> None:
+        ask(self, *args)
+        assert self.process is not None
+        self.process.kill()
+
+    monkeypatch.setattr(SecondProcess, "_ask_runs", ask_and_kill)
+    with SecondProcess(costs) as beside:
+        beside.runs(_asked(layers), 2)
+        assert beside.process is None
+    for variant in PRICED:
+        assert _same(costs.runs(variant, 2), alone.runs(variant, 2))
+
+
 def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_process, "_WORTH", len(ASKS) + 1)
     costs = VariantCosts(layers, IntraOptions())
