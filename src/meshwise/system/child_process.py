@@ -92,6 +92,7 @@ class ChildProcess:
 
         Answers that were received before must be all of the requests but one.
         """
+        assert self.process.stdout is not None
         return bool(select.select([self.process.stdout], [], [], 0.0)[0])
 
     def last_printed(self) -> str:
