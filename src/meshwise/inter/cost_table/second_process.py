@@ -207,7 +207,9 @@ class SecondProcess:
         assert self._child is not None
         costs = self._costs
         keys: list[_GraphKey] = [(c, variant.remat, count) for c in costs.source.classes]
-        records = {(c, variant.remat, count): r for c, r in costs.known(variant, count).items()}
+        records: dict[_GraphKey, LayerRecord] = {
+            (c, variant.remat, count): record for c, record in costs.known(variant, count).items()
+        }
         request = _RunsRequest(
             self._unsent(list(dict.fromkeys(keys))), keys, records, variant, costs.options, wanted
         )
