@@ -329,30 +329,27 @@ class _Served:
         self._made = LayerNetworks()
         self._networks: dict[tuple[_GraphKey, LogicalMesh], LayerNetwork | None] = {}
 
-    def network(
-        self,
-        key: _GraphKey,
-        mesh: LogicalMesh,
-        options: IntraOptions,
-        record: LayerRecord | None = None,
-    ) -> LayerNetwork | None:
-        """Return all decisions about a layer; None if it has no plan."""
-        at = key, mesh
-        if at not in self._networks:
-            self._networks[at] = self._made.network(self.pieces[key], mesh, options, record)
-        return self._networks[at]
-
     def bounds(self, key: _GraphKey, request: _BoundsRequest) -> LayerBounds | None:
         """Return bounds of a layer; None if it has no plan."""
-        network = self.network(key, request.mesh, request.options)
+        network = self._made.network(self.pieces[key], request.mesh, request.options)
         return None if network is None else layer_bounds(network)
+
+    def _network(
+        self, key: _GraphKey, request: _RunsRequest, record: LayerRecord
+    ) -> LayerNetwork | None:
+        """Return all decisions about a layer; None if it has no plan."""
+        at = key, request.variant.mesh
+        if at not in self._networks:
+            piece, mesh = self.pieces[key], request.variant.mesh
+            self._networks[at] = self._made.network(piece, mesh, request.options, record)
+        return self._networks[at]
 
     def runs(self, request: _RunsRequest) -> dict[_GraphKey, LayerRecord]:
         """Return what costs of runs of layers follow from, for each layer that has plans."""
         variant, options = request.variant, request.options
         layers: dict[_GraphKey, ConditionedLayer] = {}
         for key, record in request.records.items():
-            network = self.network(key, variant.mesh, options, record)
+            network = self._network(key, request, record)
             if network is None:
                 return {}
             network.record.add(record)

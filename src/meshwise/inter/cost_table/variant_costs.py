@@ -435,10 +435,14 @@ class VariantCosts:
     ) -> LayerBounds | None:
         """What no plan of a class of layers is below; None if it has none."""
         layer = self._layer(c, mesh, remat, num_microbatches)
-        if layer is not None and layer[2].bounds is not None:
-            return layer[2].bounds
-        network = self._network(c, mesh, remat, num_microbatches)
-        return None if network is None else layer_bounds(network)
+        if layer is None:
+            return None
+        piece, options, record = layer
+        if record.bounds is None and record.is_possible is not False:
+            # It is not kept: of the meshes that are bounded few are planned on.
+            network = self._made.network(piece, mesh, options, record)
+            return None if network is None else layer_bounds(network)
+        return record.bounds
 
     def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""
