@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,9 @@ from meshwise.inter.stages.kernels.stage_arrays import Devices, Options
 from meshwise.inter.stages.kernels.stage_filter_kernels import dominated, most_that_fit
 from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.kernels.arrays import Bools, Floats, Ints
+
+# Sums of the same numbers in another order.
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,13 +42,16 @@ class StageOptions:
         return float(least), float(most), float(o.once.min()), float(o.once.max())
 
 
-def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
+def stage_options(
+    problem: StageProblem, num_stages: int = 0, at_most_s: float = math.inf
+) -> StageOptions:
     """The stages that fit into memory and that no variant of the same layers and submesh beats.
 
     Args:
         problem: What is to be cut.
         num_stages: Exactly so many stages; 0 for any number, which a schedule whose memory depends
             on the number of stages does not allow.
+        at_most_s: Stages are left out whose own work takes longer in a step.
     """
     costs, schedule = problem.costs, problem.schedule
     num_layers = costs.num_layers
@@ -63,6 +70,8 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
     fill = schedule.fill_s(slot)
     most = most_to_end(problem, rows, num_stages)
     possible = np.isfinite(slot) & (most >= 1)
+    if math.isfinite(at_most_s):
+        possible &= problem.num_microbatches * slot + once <= at_most_s * _ROUNDING
     possible &= ~dominated(slot, fill, once, most, possible)
     order = np.argsort(np.where(possible, fill, np.inf), axis=1, kind="stable")
     row, place = np.nonzero(np.take_along_axis(possible, order, axis=1))
