@@ -10,6 +10,7 @@ import pytest
 
 import meshwise as mw
 from inter.layer_cost.test_run_costs import layers_of_perceptron
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table import second_process
 from meshwise.inter.cost_table.second_process import SecondProcess
@@ -17,6 +18,8 @@ from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost import layer_network
 from meshwise.inter.layer_cost.footprint import footprint
+from meshwise.inter.layer_cost.joint_run import JointRun
+from meshwise.inter.layer_cost.run_within_memory import run_within_memory
 from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.intra.options import IntraOptions
 
@@ -143,6 +146,31 @@ def test_a_process_that_ends_in_runs_is_done_without(
         assert beside.process is None
     for variant in PRICED:
         assert _same(costs.runs(variant, 2), alone.runs(variant, 2))
+
+
+def test_what_a_run_needs_is_found_out_ahead(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    last = len(layers.classes) - 1
+    ours, theirs = (found.networks(PRICED[0], 2, 0, last) for found in (alone, costs))
+    assert ours is not None
+    assert theirs is not None
+    with SecondProcess(costs) as beside:
+        beside.look_ahead(theirs, 1.0, 1e12)
+        process = beside.process
+        assert process is not None
+        beside.learn_run(theirs, 2.0)
+        assert not any(layer.record.prices for layer in theirs)
+        beside.learn_run(theirs, 1.0)
+        assert all(layer.record.prices for layer in theirs)
+        beside.look_ahead(theirs, 1.0, 1e12)
+        size = sum(layer.record.size() for layer in theirs)
+    same, found = (
+        run_within_memory(JointRun(some, 1.0), time=SolverTime(), seed=0).cheapest(1e12)
+        for some in (ours, theirs)
+    )
+    assert found == same
+    # Nothing more was to be found out.
+    assert sum(layer.record.size() for layer in theirs) == size
 
 
 def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

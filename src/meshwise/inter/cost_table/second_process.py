@@ -13,16 +13,19 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Self
 
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.inter.cost_table.layer_networks import LayerNetworks
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.footprint import Footprint, footprint
+from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.layer_record import LayerBounds, LayerRecord
 from meshwise.inter.layer_cost.run_costs import compose
-from meshwise.inter.layer_cost.state_costs import ConditionedLayer, price_key
+from meshwise.inter.layer_cost.run_within_memory import run_within_memory
+from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, price_key
 from meshwise.intra.options import IntraOptions
 from meshwise.kernels.arrays import Bools
 from meshwise.pieces.piece import PieceGraph
@@ -91,6 +94,28 @@ class _RunsRequest(NamedTuple):
     wanted: Bools
 
 
+class _RunRequest(NamedTuple):
+    """What plans of a run within its memory follow from, asked of the second process.
+
+    Attributes:
+        graphs: The graphs among `keys` that the process does not have yet.
+        keys: Each layer of the run, in order.
+        records: What is known of them.
+        mesh: Where they run.
+        options: How layers are planned.
+        in_flight: Micro-batches whose activations count.
+        limit: Bytes that the run may hold, as its row counts them.
+    """
+
+    graphs: dict[_GraphKey, PieceGraph]
+    keys: list[_GraphKey]
+    records: dict[_GraphKey, LayerRecord]
+    mesh: LogicalMesh
+    options: IntraOptions
+    in_flight: float
+    limit: float
+
+
 class SecondProcess:
     """The second process; it is started when that pays, and ends with the `with` block."""
 
@@ -107,6 +132,8 @@ class SecondProcess:
         self._has_failed = False
         # Of what it was asked for an answer is still to come.
         self._is_busy = False
+        # What it looks ahead for.
+        self._run: tuple[tuple[LayerNetwork, ...], float] | None = None
 
     @property
     def process(self) -> subprocess.Popen[bytes] | None:
@@ -226,6 +253,55 @@ class SecondProcess:
         self._is_busy = False
         self._costs.learn(variant, count, {c: found for (c, _, _), found in received.items()})
 
+    def look_ahead(self, layers: Sequence[LayerNetwork], in_flight: float, limit: float) -> None:
+        """Let the second process find out what plans of a run within its memory follow from.
+
+        Nothing happens while it still does that for another run, or where records know it.
+
+        Args:
+            layers: The layers of the run on their mesh, in order.
+            in_flight: Micro-batches whose activations count.
+            limit: Bytes that the run may hold, as its row counts them.
+        """
+        costs = self._costs
+        free = price_key(BytePrice(in_flight=in_flight), costs.options.seed)
+        is_known = all(free in layer.record.prices for layer in layers)
+        if self._is_busy or is_known or not self._is_there(is_worth=True):
+            return
+        assert self._child is not None
+        keys = [costs.graph_key(layer) for layer in layers]
+        pairs = zip(keys, layers, strict=True)
+        with self._asking():
+            self._child.send(
+                _RunRequest(
+                    graphs=self._unsent(list(dict.fromkeys(keys))),
+                    keys=keys,
+                    records={key: layer.record.with_in_flight(in_flight) for key, layer in pairs},
+                    mesh=layers[0].mesh,
+                    options=costs.options,
+                    in_flight=in_flight,
+                    limit=limit,
+                )
+            )
+            self._is_busy = True
+            self._run = tuple(layers), in_flight
+
+    def learn_run(self, layers: Sequence[LayerNetwork], in_flight: float) -> None:
+        """Take what the second process found out about a run, if it looked ahead there.
+
+        Args:
+            layers: The layers of the run on their mesh, in order.
+            in_flight: Micro-batches whose activations count.
+        """
+        if not self._is_busy or self._run != (tuple(layers), in_flight):
+            return
+        assert self._child is not None
+        with self._asking():
+            received: dict[_GraphKey, LayerRecord] = self._child.receive()
+            self._is_busy = False
+            for layer in layers:
+                layer.record.add(received[self._costs.graph_key(layer)])
+
     @contextmanager
     def _asking(self) -> Generator[None]:
         """End the process at an error; do without it if the error is its own."""
@@ -312,6 +388,8 @@ def serve() -> None:
                 answer([served.bounds(key, request) for key in request.keys])
             elif isinstance(request, _RunsRequest):
                 answer(served.runs(request))
+            elif isinstance(request, _RunRequest):
+                answer(served.run(request))
             else:
                 pieces, plans = served.pieces, request.plans
                 answer([footprint(pieces[key], plan, request.mesh) for key, plan in plans])
@@ -335,13 +413,12 @@ class _Served:
         return None if network is None else layer_bounds(network)
 
     def _network(
-        self, key: _GraphKey, request: _RunsRequest, record: LayerRecord
+        self, key: _GraphKey, mesh: LogicalMesh, options: IntraOptions, record: LayerRecord
     ) -> LayerNetwork | None:
         """Return all decisions about a layer; None if it has no plan."""
-        at = key, request.variant.mesh
+        at = key, mesh
         if at not in self._networks:
-            piece, mesh = self.pieces[key], request.variant.mesh
-            self._networks[at] = self._made.network(piece, mesh, request.options, record)
+            self._networks[at] = self._made.network(self.pieces[key], mesh, options, record)
         return self._networks[at]
 
     def runs(self, request: _RunsRequest) -> dict[_GraphKey, LayerRecord]:
@@ -349,7 +426,7 @@ class _Served:
         variant, options = request.variant, request.options
         layers: dict[_GraphKey, ConditionedLayer] = {}
         for key, record in request.records.items():
-            network = self._network(key, request, record)
+            network = self._network(key, variant.mesh, options, record)
             if network is None:
                 return {}
             network.record.add(record)
@@ -357,3 +434,18 @@ class _Served:
         compose([layers[key] for key in request.keys], request.wanted)
         price = price_key(variant.price, options.seed)
         return {key: layer.layer.record.only(price) for key, layer in layers.items()}
+
+    def run(self, request: _RunRequest) -> dict[_GraphKey, LayerRecord]:
+        """Return what plans of a run within its memory follow from, for each of its layers."""
+        networks: dict[_GraphKey, LayerNetwork] = {}
+        for key, record in request.records.items():
+            network = self._network(key, request.mesh, request.options, record)
+            # A run that is planned again has plans of all its layers.
+            assert network is not None
+            network.record.add(record)
+            networks[key] = network
+        joint = JointRun([networks[key] for key in request.keys], request.in_flight)
+        within = run_within_memory(joint, time=SolverTime(), seed=request.options.seed)
+        within.cheapest(request.limit)
+        in_flight = request.in_flight
+        return {key: one.record.with_in_flight(in_flight) for key, one in networks.items()}

@@ -154,6 +154,11 @@ class LayerRecord:
         """Return what is known at one price alone."""
         return replace(self, prices={key: self.at(key)})
 
+    def with_in_flight(self, in_flight: float) -> LayerRecord:
+        """Return what is known at prices that count so many micro-batches in flight alone."""
+        some = {key: price for key, price in self.prices.items() if key.in_flight == in_flight}
+        return replace(self, prices=some)
+
     def size(self) -> int:
         """Return how much is known; it grows with each fact."""
         marks = (self.is_possible, self.nodes, self.bounds)
