@@ -211,7 +211,7 @@ class SecondProcess:
                 wanted[variant] = some | wanted.get(variant, some)
         todo = list(wanted.items())
         # Where layers are measured this process does it.
-        if len(todo) < _LEAST_VARIANTS or costs.times is not None:
+        if len(todo) < _LEAST_VARIANTS or not costs.is_shareable or costs.times is not None:
             return
         unknown = [v for v in wanted if not costs.remembers_layers(v, num_microbatches)]
         if not self._is_there(is_worth=len(unknown) >= _LEAST_VARIANTS):
