@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 import meshwise.cli.plan as command
 from doubles.compiled_plans import verification
 from doubles.perceptron import perceptron
+from meshwise.cli import plan_verification
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ProgramError
 from meshwise.plan.plan import Plan
@@ -38,9 +39,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
 
     def running(*compiled: Callable[[int], int], options: tuple[str, ...] = ()) -> Any:
         answers = iter(compiled)
-        monkeypatch.setattr(command, "check_target", lambda *_: None)
+        monkeypatch.setattr(plan_verification, "check_target", lambda *_: None)
         monkeypatch.setattr(
-            command,
+            plan_verification,
             "verify_planned",
             lambda p, *_: verification(p.plan, next(answers, compiled[-1])),
         )

@@ -138,6 +138,8 @@ def test_the_papers_submeshes():
     places = cluster.submeshes()
     assert len(places) == 2 * (4 + 2 + 1) + 1
     assert list(dict.fromkeys(place.kind for place in places)) == list(cluster.submesh_kinds())
+    wide = [place for place in places if place.kind.num_hosts == 2]
+    assert list(cluster.submeshes(num_hosts={2})) == wide
     every = cluster.submeshes(every=True)
     assert len(every) == 2 * (4 + 3 + 2 + 1) + (4 + 3 + 2 + 1)
     assert set(places) < set(every)

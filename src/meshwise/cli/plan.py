@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import click
 
-from meshwise.api.verified_plan import plan_verified
-from meshwise.api.verify import check_target, verify_planned
 from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
@@ -25,7 +23,6 @@ from meshwise.cli.params import (
     trace_option,
 )
 from meshwise.cli.steps import chosen_step, model_names
-from meshwise.cli.verify import told_by
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
 from meshwise.inter.cost_table.layer_records import LayerRecords
@@ -35,7 +32,6 @@ from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
-from meshwise.planner.trainer_plan import trainer_answer
 from meshwise.report.html.page import plan_page
 from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
@@ -43,9 +39,7 @@ from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
 from meshwise.schedules.registry import ALL, SEARCHED, choices, named
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
-from meshwise.system.atomic_file import write_atomically
 from meshwise.system.collector import collection_paused
-from meshwise.targets.verification import Verification
 from meshwise.trace.step import Statistics, StepSignature
 from meshwise.trainers.answer import TrainerAnswer
 from meshwise.trainers.registry import TRAINERS
@@ -244,16 +238,19 @@ def plan(
     )
     try:
         if verify:
-            check_target(cluster, target)
+            from meshwise.cli.plan_verification import check_verifiable
+
+            check_verifiable(cluster, target)
         with collection_paused():
             chosen = chosen_step(model, step, batch, dtype, changes)
-        verified: Verification | None = None
+        verified = ""
         with kept_records() if uses_cache else nullcontext() as records:
             planner = _Planner(request, chosen, report, records)
             if verify:
-                planned, verified = plan_verified(
-                    planner.plan, lambda p: _verification(p, target, out, report), report
-                )
+                from meshwise.cli.plan_verification import planned_until_it_fits
+
+                planned, found_out = planned_until_it_fits(planner.plan, target, out, report)
+                verified = found_out.explain()
             else:
                 planned = planner.plan()
         found, timeline = planned.plan, planned.timeline
@@ -273,8 +270,8 @@ def plan(
             found = replace(answer.plan, model=found.model)
             unwritten += _unwritten(_texts(found, answer.timeline, trace_file, html_file, out))
         click.echo(answer.to_json() if as_json else answer.text(), nl=False)
-    if verified is not None:
-        click.echo(f"\n{verified.explain()}", nl=False, err=as_json)
+    if verified:
+        click.echo(f"\n{verified}", nl=False, err=as_json)
     if unwritten:
         told = "; ".join(text for _, text in unwritten)
         raise click.ClickException(f"{told}; the plan is on the standard output")
@@ -299,6 +296,8 @@ def _check_trainer(trainer: str | None, cluster: ClusterSpec, *, is_free: bool) 
 def _answer(
     trainer: str, planned: PlannedPipeline, request: PipelineRequest, report: Callable[[str], None]
 ) -> TrainerAnswer:
+    from meshwise.planner.trainer_plan import trainer_answer
+
     try:
         return trainer_answer(TRAINERS[trainer], planned, request, report)
     except MeshwiseError as error:
@@ -321,21 +320,6 @@ def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple
                 write_output(path, text())
             except click.ClickException as error:
                 yield path, error.message
-
-
-def _verification(
-    planned: PlannedPipeline, target: str | None, out: Path | None, report: Callable[[str], None]
-) -> Verification:
-    """Compile a plan; if that fails or is interrupted, the plan is kept beside `out`."""
-    try:
-        return verify_planned(planned, target, told_by(report))
-    except BaseException:
-        if out is not None:
-            kept = out.with_name(f"{out.stem}.unverified.json")
-            with suppress(OSError):
-                write_atomically(kept, planned.plan.to_json())
-                report(f"the plan that was not compiled is in {kept}")
-        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Devices are numbered host by host; a logical mesh is those numbers in row-major 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -231,7 +231,9 @@ class ClusterSpec:
         kind = SubmeshKind(host=host, num_hosts=num_hosts, devices_per_host=count)
         return Submesh(kind=kind, first_host=first_host, first_device=first_device)
 
-    def submeshes(self, *, every: bool = False) -> tuple[Submesh, ...]:
+    def submeshes(
+        self, *, every: bool = False, num_hosts: Collection[int] | None = None
+    ) -> tuple[Submesh, ...]:
         """Return the places at which a stage may lie.
 
         Those of the paper: 1, 2, 4, ... devices of one host, each size at multiples of itself,
@@ -240,10 +242,11 @@ class ClusterSpec:
 
         Args:
             every: All blocks: any number of hosts, any number of devices of each, anywhere.
+            num_hosts: Only those of so many hosts; None for all.
 
         Source: Alpa section 5.2, docs/facts.md section 2.
         """
-        return tuple(self._places(every))
+        return tuple(self._places(every, num_hosts))
 
     def submesh_kinds(self, *, every: bool = False) -> tuple[SubmeshKind, ...]:
         """Return the different kinds among `submeshes`, each once, in their order."""
@@ -262,12 +265,12 @@ class ClusterSpec:
         Args:
             submesh: A part of this cluster.
         """
-        starts = self._host_starts()
+        starts = self.host_starts()
         return tuple(
             starts[host] + device for host in submesh.hosts for device in submesh.host_devices
         )
 
-    def _host_starts(self) -> list[int]:
+    def host_starts(self) -> list[int]:
         """Return the number of the first device of each host."""
         starts: list[int] = []
         start = 0
@@ -277,8 +280,10 @@ class ClusterSpec:
             start += group.count * size
         return starts
 
-    def _places(self, every: bool) -> Iterator[Submesh]:
+    def _places(self, every: bool, wanted: Collection[int] | None = None) -> Iterator[Submesh]:
         for num_hosts in range(1, self.num_hosts + 1):
+            if wanted is not None and num_hosts not in wanted:
+                continue
             for first_host in range(self.num_hosts - num_hosts + 1):
                 host = slowest(self.kinds_of(first_host, num_hosts))
                 total = host.num_devices

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import select
 import struct
 import subprocess
 import sys
@@ -84,6 +85,15 @@ class ChildProcess:
         """
         assert self.process.stdout is not None
         return pickle.loads(_message(self.process.stdout))
+
+    @property
+    def has_answered(self) -> bool:
+        """Return whether an answer, or the end of the process, can be received without waiting.
+
+        Answers that were received before must be all of the requests but one.
+        """
+        assert self.process.stdout is not None
+        return bool(select.select([self.process.stdout], [], [], 0.0)[0])
 
     def last_printed(self) -> str:
         """Return the end of what the process printed, as the reason for which it ended."""

@@ -160,3 +160,13 @@ def test_without_files_each_layer_begins_with_nothing(layer: Any) -> None:
     mesh, options = MESH, IntraOptions()
     assert records.of(layer, mesh, options) is not records.of(layer, mesh, options)
     records.save()
+
+
+def test_records_are_joined() -> None:
+    whole, part = full_record(), full_record().only(KEY)
+    assert list(part.prices) == [KEY]
+    found = LayerRecord()
+    found.add(part)
+    assert found.size() == part.size()
+    found.add(whole)
+    assert written_record(found) == written_record(whole)

@@ -10,6 +10,7 @@ import pytest
 
 import meshwise as mw
 from inter.layer_cost.test_run_costs import layers_of_perceptron
+from meshwise.assignment.solver_time import SolverTime
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table import second_process
 from meshwise.inter.cost_table.second_process import SecondProcess
@@ -17,6 +18,8 @@ from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost import layer_network
 from meshwise.inter.layer_cost.footprint import footprint
+from meshwise.inter.layer_cost.joint_run import JointRun
+from meshwise.inter.layer_cost.run_within_memory import run_within_memory
 from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.intra.options import IntraOptions
 
@@ -87,6 +90,87 @@ def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = alone.runs(way, 2)
     assert _same(found, wanted)
     assert 0 < num_here < len(here) - num_here
+
+
+PRICED = [
+    Variant(mesh=MESH, remat=remat, price=BytePrice(seconds_per_byte=1e-12))
+    for remat in ("none", "full")
+]
+
+
+def _asked(layers: Any) -> list[tuple[Variant, Any]]:
+    count = len(layers.classes)
+    return [(variant, np.ones((count, count), np.bool_)) for variant in PRICED]
+
+
+def test_the_same_runs(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    with SecondProcess(costs) as beside:
+        beside.runs(_asked(layers), 2)
+        assert beside.process is not None
+    # One is composed here; of the other all is known that it follows from.
+    here = [variant for variant in PRICED if costs.has_runs(variant, 2)]
+    assert here == PRICED[:1]
+    for variant in PRICED:
+        record = next(iter(costs.known(variant, 2).values()))
+        (price,) = record.prices.values()
+        assert price.raised
+        assert record.plans
+        assert _same(costs.runs(variant, 2), alone.runs(variant, 2))
+
+
+def test_runs_that_records_know_start_no_process(layers: Any) -> None:
+    costs = VariantCosts(layers, IntraOptions())
+    for variant in PRICED:
+        for layer in costs.layers(variant, 2) or ():
+            layer.sharpen(0, 0)
+    with SecondProcess(costs) as beside:
+        beside.runs(_asked(layers), 2)
+        assert beside.process is None
+
+
+def test_a_process_that_ends_in_runs_is_done_without(
+    layers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    ask = SecondProcess._ask_runs
+
+    def ask_and_kill(self: SecondProcess, *args: Any) -> None:
+        ask(self, *args)
+        assert self.process is not None
+        self.process.kill()
+
+    monkeypatch.setattr(SecondProcess, "_ask_runs", ask_and_kill)
+    with SecondProcess(costs) as beside:
+        beside.runs(_asked(layers), 2)
+        assert beside.process is None
+    for variant in PRICED:
+        assert _same(costs.runs(variant, 2), alone.runs(variant, 2))
+
+
+def test_what_a_run_needs_is_found_out_ahead(layers: Any) -> None:
+    alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
+    last = len(layers.classes) - 1
+    ours, theirs = (found.networks(PRICED[0], 2, 0, last) for found in (alone, costs))
+    assert ours is not None
+    assert theirs is not None
+    with SecondProcess(costs) as beside:
+        beside.look_ahead(theirs, 1.0, 1e12)
+        process = beside.process
+        assert process is not None
+        beside.learn_run(theirs, 2.0)
+        assert not any(layer.record.prices for layer in theirs)
+        beside.learn_run(theirs, 1.0)
+        assert all(layer.record.prices for layer in theirs)
+        beside.look_ahead(theirs, 1.0, 1e12)
+        size = sum(layer.record.size() for layer in theirs)
+    same, found = (
+        run_within_memory(JointRun(some, 1.0), time=SolverTime(), seed=0).cheapest(1e12)
+        for some in (ours, theirs)
+    )
+    assert found == same
+    # Nothing more was to be found out.
+    assert sum(layer.record.size() for layer in theirs) == size
 
 
 def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

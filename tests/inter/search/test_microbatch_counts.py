@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups
+from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups, most_stages
 from meshwise.inter.search.search_space import SearchOptions
 
 
@@ -19,6 +19,15 @@ def test_groups_go_from_a_middle_value_upwards_and_then_down() -> None:
         *([4, 2],) * 2,
         [1],
     ]
+
+
+def test_many_devices_have_no_more_stages_than_layers() -> None:
+    assert most_stages(1024, 50) == 1024
+    assert most_stages(16384, 50) == 50
+    options = SearchOptions(batch_size=8192, step_flop=1.0)
+    first, second, *_ = groups(options, most_stages(16384, 63))
+    assert first.counts == [256, 512, 1024, 2048, 4096, 8192, 128]
+    assert second == Group([64], [64, 32])
 
 
 def test_what_is_asked_for_is_one_group() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.search.search_space import submeshes_of
+from meshwise.inter.stages import placed_construction, stage_construction
 from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.transfers import transfer_s
@@ -114,3 +115,43 @@ def test_shapes_that_do_not_follow_each_other_have_a_place():
     rate = CLUSTER.host_at(0).nics_bytes_per_s
     assert plan.time.transfer_s == pytest.approx(2 * 2 * 8e9 / 32 / rate, rel=1e-3)
     assert build_placed(problem, CLUSTER, plan.total_s) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_coarse_stages_first_lose_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(seed)
+    kinds, submeshes = submeshes_of(CLUSTER, every=False, memory_bytes=None, places=True)
+    count = 6
+    length = np.arange(count)[None, :] - np.arange(count)[:, None] + 1
+    sizes = np.array([kind.num_devices for kind in kinds])
+    seconds = np.where(length > 0, length, np.inf)[:, :, None] / sizes
+    seconds = (seconds * draw.uniform(1, 1.5, seconds.shape))[..., None]
+    nothing = np.zeros_like(seconds)
+    inner = [m.is_inner for m in submeshes]
+    problem = StageProblem(
+        costs=StageCosts(
+            submeshes=tuple(submeshes),
+            microbatch_s=seconds,
+            once_s=0.1 * np.where(np.isfinite(seconds), seconds, 0.0),
+            resident_bytes=nothing,
+            microbatch_bytes=nothing,
+            temporary_bytes=nothing,
+        ),
+        num_devices=CLUSTER.num_devices,
+        num_microbatches=(4, 64)[seed % 2],
+        transfer_s=transfer_s(Layers(count, 1e6), kinds, 4, inner),
+        use_all_devices=True,
+    )
+    plain = build_placed(problem, CLUSTER, np.inf)
+    for module in (placed_construction, stage_construction):
+        monkeypatch.setattr(module, "MANY", 8)
+    coarse = build_placed(problem, CLUSTER, np.inf)
+    assert plain is not None
+    assert coarse is not None
+    assert abs(coarse.total_s - plain.total_s) <= plain.error_s
+    assert coarse.bound_s <= min(coarse.total_s, plain.total_s)
+    assert coarse.space == plain.space
+    taken = sorted((s.first_device, submeshes[s.submesh].num_devices) for s in coarse.stages)
+    ends = [first + size for first, size in taken]
+    assert [first for first, _ in taken] == [0, *ends[:-1]]
+    assert ends[-1] == CLUSTER.num_devices

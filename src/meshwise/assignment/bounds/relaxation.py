@@ -15,7 +15,7 @@ from meshwise.assignment.bounds.exact_bound import choices_within
 from meshwise.assignment.bounds.messages import Messages, cost_of, follow, no_messages, sweep
 from meshwise.assignment.network import Network
 from meshwise.assignment.search.descent import improve_in_place
-from meshwise.kernels.compiler import BACKWARD, FORWARD
+from meshwise.kernels.compiler import BACKWARD, FORWARD, kernel
 
 Integers = NDArray[np.int64]
 
@@ -75,12 +75,10 @@ def relax(
     """
     held = no_messages(network) if messages is None else messages
     best, cost = known, np.inf if known is None else float(cost_of(network, known))
-    bound = -np.inf
-    for number in range(passes):
-        before, bound = bound, settle(network, held, 1)
-        rise = bound - before
-        is_settled = rise <= STALL * abs(bound) or rise <= _SLOW * (cost - bound) < np.inf
-        if number % _READ_EVERY == 0 or is_settled or number == passes - 1:
+    number, bound = 0, -np.inf
+    while number < passes:
+        number, bound, is_settled, is_read = _raise(number, passes, bound, cost, network, held)
+        if is_read:
             choice = np.zeros(len(network.size), np.int64)
             follow(network, held, choice)
             improve_in_place(network, choice)
@@ -99,6 +97,47 @@ def relax(
     )
 
 
+@kernel
+def _raise(
+    number: int, passes: int, bound: float, cost: float, network: Network, held: Messages
+) -> tuple[int, float, bool, bool]:
+    """Pass messages until a choice is to be read off, or the bound has reached the cost.
+
+    Args:
+        number: Passes so far.
+        passes: Largest number of passes.
+        bound: What they proved.
+        cost: Of the best choice known.
+        network: A network without rows.
+        held: Its messages; changed.
+
+    Returns:
+        Passes now, the bound, whether it is settled, and whether a choice is to be read off.
+    """
+    for n in range(number, passes):
+        before = bound
+        sweep(FORWARD, network, held)
+        bound = sweep(BACKWARD, network, held) + network.constant
+        rise = bound - before
+        is_settled = rise <= STALL * abs(bound) or rise <= _SLOW * (cost - bound) < np.inf
+        if n % _READ_EVERY == 0 or is_settled or n == passes - 1:
+            return n + 1, bound, is_settled, True
+        if bound >= cost * (1 - _SLACK):
+            return n + 1, bound, False, False
+    return passes, bound, False, False
+
+
+@kernel
+def _settle(network: Network, messages: Messages, passes: int) -> float:
+    bound = -np.inf
+    for _ in range(passes):
+        sweep(FORWARD, network, messages)
+        before, bound = bound, sweep(BACKWARD, network, messages) + network.constant
+        if bound - before <= STALL * abs(bound):
+            break
+    return bound
+
+
 def settle(network: Network, messages: Messages, passes: int) -> float:
     """Pass messages forward and backward until the bound stalls.
 
@@ -110,10 +149,4 @@ def settle(network: Network, messages: Messages, passes: int) -> float:
     Returns:
         The bound that the messages prove.
     """
-    bound = -np.inf
-    for _ in range(passes):
-        sweep(FORWARD, network, messages)
-        before, bound = bound, float(sweep(BACKWARD, network, messages)) + network.constant
-        if bound - before <= STALL * abs(bound):
-            break
-    return bound
+    return float(_settle(network, messages, passes))

@@ -34,7 +34,12 @@ from meshwise.inter.layer_cost.run_costs import (
     entries,
     gathers,
 )
-from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer, Entry
+from meshwise.inter.layer_cost.state_costs import (
+    BytePrice,
+    ConditionedLayer,
+    Entry,
+    price_key,
+)
 from meshwise.intra.options import IntraOptions
 from meshwise.kernels.arrays import Bools
 from meshwise.pieces.piece import PieceGraph
@@ -364,6 +369,46 @@ class VariantCosts:
             for layer in layers
         )
 
+    def known(self, variant: Variant, num_microbatches: int) -> dict[int, LayerRecord]:
+        """Return what is known at a variant's price, for each class of layers that may have plans.
+
+        Args:
+            variant: How the layers are planned.
+            num_microbatches: B.
+        """
+        price = price_key(variant.price, self.options.seed)
+        asked = {
+            c: self._layer(c, variant.mesh, variant.remat, num_microbatches)
+            for c in dict.fromkeys(self.source.classes)
+        }
+        return {c: layer[2].only(price) for c, layer in asked.items() if layer is not None}
+
+    def learn(
+        self, variant: Variant, num_microbatches: int, found: Mapping[int, LayerRecord]
+    ) -> None:
+        """Put what was found out elsewhere into the records of layers.
+
+        Args:
+            variant: How the layers are planned.
+            num_microbatches: B.
+            found: What was found out, for classes of layers.
+        """
+        for c, record in found.items():
+            layer = self._layer(c, variant.mesh, variant.remat, num_microbatches)
+            if layer is not None:
+                layer[2].add(record)
+
+    def remembers_layers(self, variant: Variant, num_microbatches: int) -> bool:
+        """Return whether records know the layers at a variant's price.
+
+        Args:
+            variant: How the layers are planned.
+            num_microbatches: B.
+        """
+        price = price_key(variant.price, self.options.seed)
+        known = self.known(variant, num_microbatches).values()
+        return all(record.prices[price].bound_s is not None for record in known)
+
     def record_bounds(self, key: BoundsKey, found: Mapping[int, LayerBounds | None]) -> None:
         """Put bounds that were computed elsewhere into the records of layers.
 
@@ -390,10 +435,14 @@ class VariantCosts:
     ) -> LayerBounds | None:
         """What no plan of a class of layers is below; None if it has none."""
         layer = self._layer(c, mesh, remat, num_microbatches)
-        if layer is not None and layer[2].bounds is not None:
-            return layer[2].bounds
-        network = self._network(c, mesh, remat, num_microbatches)
-        return None if network is None else layer_bounds(network)
+        if layer is None:
+            return None
+        piece, options, record = layer
+        if record.bounds is None and record.is_possible is not False:
+            # It is not kept: of the meshes that are bounded few are planned on.
+            network = self._made.network(piece, mesh, options, record)
+            return None if network is None else layer_bounds(network)
+        return record.bounds
 
     def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunCosts | None:
         """Costs of all runs on one device of a mesh, however much memory they take."""

@@ -7,7 +7,7 @@ kept in a file: what a search reads from it is what the search would compute.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from meshwise.inter.layer_cost.footprint import Footprint
@@ -80,6 +80,13 @@ class PriceRecord:
     relaxed_s: dict[Place, float] = field(default_factory=dict[Place, float])
     solved: dict[Place, Solved] = field(default_factory=dict[Place, Solved])
 
+    def add(self, other: PriceRecord) -> None:
+        """Know what another record of the same layer at the same price knows."""
+        self.bound_s = other.bound_s if self.bound_s is None else self.bound_s
+        self.raised |= other.raised
+        self.relaxed_s |= other.relaxed_s
+        self.solved |= other.solved
+
 
 class PriceKey(NamedTuple):
     """What entries of a layer depend on besides the layer.
@@ -133,6 +140,24 @@ class LayerRecord:
     def at(self, key: PriceKey) -> PriceRecord:
         """Return what is known at a price, to be added to."""
         return self.prices.setdefault(key, PriceRecord())
+
+    def add(self, other: LayerRecord) -> None:
+        """Know what another record of the same layer knows."""
+        self.is_possible = other.is_possible if self.is_possible is None else self.is_possible
+        self.nodes = other.nodes if self.nodes is None else self.nodes
+        self.bounds = other.bounds if self.bounds is None else self.bounds
+        self.plans |= other.plans
+        for key, price in other.prices.items():
+            self.at(key).add(price)
+
+    def only(self, key: PriceKey) -> LayerRecord:
+        """Return what is known at one price alone."""
+        return replace(self, prices={key: self.at(key)})
+
+    def with_in_flight(self, in_flight: float) -> LayerRecord:
+        """Return what is known at prices that count so many micro-batches in flight alone."""
+        some = {key: price for key, price in self.prices.items() if key.in_flight == in_flight}
+        return replace(self, prices=some)
 
     def size(self) -> int:
         """Return how much is known; it grows with each fact."""

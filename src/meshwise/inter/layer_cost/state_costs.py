@@ -90,6 +90,17 @@ class BytePrice:
     in_flight: float = 1.0
 
 
+def price_key(price: BytePrice, seed: int, *, exact: bool = False) -> PriceKey:
+    """Return where a record has what is known at a price.
+
+    Args:
+        price: Of memory.
+        seed: Of the solver.
+        exact: Whether entries are proved.
+    """
+    return PriceKey(price.seconds_per_byte, price.in_flight, exact, seed)
+
+
 class ConditionedLayer:
     """One layer on one mesh at one price of memory.
 
@@ -129,8 +140,7 @@ class ConditionedLayer:
         self.price = price
         self.seed, self.exact = seed, exact
         self.time = time or SolverTime()
-        key = PriceKey(price.seconds_per_byte, price.in_flight, exact, seed)
-        self._record = layer.record.at(key)
+        self._record = layer.record.at(price_key(price, seed, exact=exact))
         if self._record.bound_s is None:
             self._record.bound_s = self._bounds.of_all_pairs()
         self.bound_s = self._record.bound_s.copy()

@@ -212,6 +212,9 @@ class LazyTable:
                 worth[stage.first_layer, stage.last_layer] = True
             for m, v in todo:
                 self._tell(m, v, worth[:, :, m])
+            if self._beside is not None:
+                asked = [(self._variants[m][v], worth[:, :, m]) for m, v in todo]
+                self._beside.runs(asked, self._count)
             for m, v in todo:
                 self._plan(m, v, worth[:, :, m])
         return bool(todo)

@@ -11,6 +11,8 @@ from meshwise.inter.search.search_space import SearchOptions
 
 # Of the numbers below the first ones, so many share bounds.
 _SHARING = 2
+# Above so many devices a pipeline has far fewer stages: at most as many as layers.
+_MANY = 1024
 
 
 class Group(NamedTuple):
@@ -60,16 +62,30 @@ def _near_powers(size: int) -> list[int]:
     return sorted(found)
 
 
-def groups(options: SearchOptions, num_devices: int) -> list[Group]:
+def most_stages(num_devices: int, num_layers: int) -> int:
+    """Return about the largest number of stages, by which `groups` begins.
+
+    Args:
+        num_devices: Of the cluster.
+        num_layers: Of the step.
+    """
+    return num_devices if num_devices <= _MANY else min(num_devices, num_layers)
+
+
+def groups(options: SearchOptions, num_stages: int) -> list[Group]:
     """Numbers of micro-batches that are searched as one, group after group.
 
     Many micro-batches make bubbles short; few make operators large.  The first group goes from
     next to a middle value upwards, the middle value first; the others go downwards, one by one.
+
+    Args:
+        options: What is searched.
+        num_stages: About the largest number of stages; the middle value is four times it.
     """
     values = list(microbatch_counts(options))
     if options.num_microbatches is not None:
         return [Group(values, values)]
-    middle = _middle(values, num_devices)
+    middle = _middle(values, num_stages)
     lowest = _lowest(values, middle)
     first = [*values[middle:], *reversed(values[lowest:middle])]
     fewer = values[:lowest][::-1]
@@ -77,8 +93,8 @@ def groups(options: SearchOptions, num_devices: int) -> list[Group]:
     return [Group(first, first), *(Group([b], pair) for b, pair in zip(fewer, pairs, strict=True))]
 
 
-def _middle(values: Sequence[int], num_devices: int) -> int:
-    return min(range(len(values)), key=lambda i: abs(math.log2(values[i] / (4 * num_devices))))
+def _middle(values: Sequence[int], num_stages: int) -> int:
+    return min(range(len(values)), key=lambda i: abs(math.log2(values[i] / (4 * num_stages))))
 
 
 def _lowest(values: Sequence[int], middle: int) -> int:

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
 from meshwise.assignment.problem import objective, row_weight
-from meshwise.assignment.search.within_row import RowEffort, Within
+from meshwise.inter.cost_table.second_process import SecondProcess
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import RunPlan, VariantCosts
 from meshwise.inter.layer_cost.joint_run import JointRun
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.run_within_memory import run_within_memory
 from meshwise.inter.layer_cost.state_costs import Entry, planned
 from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.stages.objective import step_time
@@ -81,15 +81,37 @@ def replanned(
     """
     if costs.times is not None:
         return found
+    with SecondProcess(costs) as beside:
+        best = _with_faster_stages(
+            found, costs, report, list(_tight(found, costs, 1 - free_share)), beside
+        )
+    return _on_all_devices(best, costs, report, 1 - free_share)
+
+
+def _with_faster_stages(
+    found: FoundPipeline,
+    costs: VariantCosts,
+    report: Callable[[str], object],
+    todo: list[_Tight],
+    beside: SecondProcess,
+) -> FoundPipeline:
+    """Return the pipeline with faster plans of stages that memory may have made slower.
+
+    While this process plans one stage again, the second one finds out what the next one needs.
+    """
     runs: dict[tuple[tuple[LayerNetwork, ...], float], _Run] = {}
-    todo: list[_Tight] = list(_tight(found, costs, 1 - free_share))
     # One faster stage of several equal ones may not shorten the step yet.
     best = found
     while todo and _possible_s(found, todo) < best.plan.total_s * (1 - _worth(todo)):
-        tight = max(todo, key=lambda t: (t.gain_s, t.in_flight))
-        alike = [t for t in todo if t.layers == tight.layers]
-        # What fits where most is in flight fits in all that have as much memory.
-        tight = max(alike, key=lambda t: (t.in_flight, -t.memory_bytes))
+        tight, alike = _next(todo)
+        rest = [t for t in todo if t.layers != tight.layers]
+        beside.learn_run(tight.layers, tight.in_flight)
+        if rest:
+            ahead, _ = _next(rest)
+            limit = (
+                ahead.memory_bytes - stage_plan(found, costs, ahead.stage).memory.temporary_bytes
+            )
+            beside.look_ahead(ahead.layers, ahead.in_flight, limit)
         first, last = tight.stage.first_layer, tight.stage.last_layer
         report(f"layers {first} to {last} within the memory of their stage")
         key = tight.layers, tight.in_flight
@@ -108,7 +130,15 @@ def replanned(
                     todo[todo.index(other)] = replace(other, gain_s=other.gain_s - saved_s)
         todo = [t for t in todo if t.gain_s > 0]
         best = found if found.plan.total_s < best.plan.total_s else best
-    return _on_all_devices(best, costs, report, 1 - free_share)
+    return best
+
+
+def _next(todo: Sequence[_Tight]) -> tuple[_Tight, list[_Tight]]:
+    """Return the stage to plan again next, and all that have the same layers on the same mesh."""
+    most = max(todo, key=lambda t: (t.gain_s, t.in_flight))
+    alike = [t for t in todo if t.layers == most.layers]
+    # What fits where most is in flight fits in all that have as much memory.
+    return max(alike, key=lambda t: (t.in_flight, -t.memory_bytes)), alike
 
 
 def _saved_s(found: FoundPipeline, costs: VariantCosts, tight: _Tight, plan: RunPlan) -> float:
@@ -249,11 +279,12 @@ class _Run:
         alike: _Run | None = None,
     ) -> None:
         self.joint = JointRun(networks, in_flight)
-        time, seed = costs.solver_time(networks[0].mesh), costs.options.seed
-        effort = RowEffort(time=time, seed=seed)
-        like = None if alike is None else alike.within
-        at_price = partial(self.joint.composed, time=time, seed=seed)
-        self.within = Within(self.joint.problem(0.0), effort, like, at_price)
+        self.within = run_within_memory(
+            self.joint,
+            time=costs.solver_time(networks[0].mesh),
+            seed=costs.options.seed,
+            like=None if alike is None else alike.within,
+        )
         self._entries: dict[tuple[LayerNetwork, tuple[int, ...]], Entry] = {}
 
     def fastest(

@@ -27,7 +27,7 @@ from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.search.closer_look import CloserLook
 from meshwise.inter.search.lazy_table import LazyTable
-from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups
+from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups, most_stages
 from meshwise.inter.search.search_space import (
     SearchOptions,
     asked_submeshes,
@@ -208,7 +208,8 @@ class _Search:
         """
         best: _Candidate | None = None
         lowest = 0
-        for group in groups(self.options, self.cluster.num_devices):
+        num_stages = most_stages(self.cluster.num_devices, len(self.costs.source.classes))
+        for group in groups(self.options, num_stages):
             if best is not None and best.known.count != lowest:
                 break
             if best is None and not self.options.every_group and self._any_separates():

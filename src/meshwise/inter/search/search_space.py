@@ -111,9 +111,10 @@ def submeshes_of(
         return kinds, [_submesh(k, memory_bytes) for k in kinds]
     known = set(kinds)
     starts: dict[tuple[SubmeshKind, bool], set[int]] = {}
-    for place in cluster.submeshes(every=every):
+    of_hosts = cluster.host_starts()
+    for place in cluster.submeshes(every=every, num_hosts={k.num_hosts for k in kinds}):
         if place.kind in known:
-            for first, inside in _starts(cluster, place):
+            for first, inside in _starts(of_hosts[place.first_host], place):
                 starts.setdefault((place.kind, inside > 0), set()).add(first)
     # Where a stage begins inside a host, the one before it sends inside that host.
     split = [(k, inner) for k in kinds for inner in (False, True) if (k, inner) in starts]
@@ -156,16 +157,20 @@ def _with_reserve(submesh: StageSubmesh, share: float) -> StageSubmesh:
     return replace(submesh, memory_bytes=submesh.memory_bytes - reserved, reserved_bytes=reserved)
 
 
-def _starts(cluster: ClusterSpec, place: Place) -> Iterator[tuple[int, int]]:
+def _starts(start: int, place: Place) -> Iterator[tuple[int, int]]:
     """First devices of a submesh at a place, and of the same in its host up to the next place.
 
     Stages follow each other without gaps in any order of sizes, so places are not aligned.
 
+    Args:
+        start: Number of the first device of its first host.
+        place: The place.
+
     Returns:
         Numbers of the device in the cluster and in its host.
     """
-    kind = place.kind
-    first, inside = cluster.device_numbers(place)[0], place.first_device
+    kind, inside = place.kind, place.first_device
+    first = start + inside
     spare = kind.host.num_devices - inside - kind.devices_per_host
     more = min(spare, kind.devices_per_host - 1) if kind.num_hosts == 1 else 0
     yield from ((first + n, inside + n) for n in range(more + 1))

@@ -67,7 +67,7 @@ def least_fill(
         return None
     has_option = np.zeros(len(problem.costs.submeshes), np.bool_)
     has_option[table.kind[np.isfinite(cost)]] = True
-    devices, unit = devices_of(problem, has_option)
+    devices, unit = devices_of(options, has_option)
     bound = _bound(options, cost, devices, 0.0)
     if num_stages and bound.bound_s < cutoff:
         bound = _with_best_toll(options, devices, bound, cutoff)

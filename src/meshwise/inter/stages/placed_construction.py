@@ -4,6 +4,9 @@ In the order of the devices it is known which boundaries lie inside a host.  Som
 do not follow each other that way, as half a host, a whole one, half a one; with
 `placement.place_stages` all of the paper's shapes have a place, but then any boundary may lie
 between hosts, and is priced so.
+
+On very many devices a coarse search over large submeshes comes first.  The whole search follows,
+for faster stages alone, so nothing is lost; it is quick since the coarse stages rule most out.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ import numpy as np
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.stages.directions import build_either_way
 from meshwise.inter.stages.placement import place_stages
-from meshwise.inter.stages.stage_construction import StagePlan, build_stages_below
+from meshwise.inter.stages.stage_construction import MANY, StagePlan, build_stages_below
 from meshwise.inter.stages.stage_problem import StageProblem
+
+# In the coarse search a submesh has no less than this part of the devices of a layer.
+_SMALLER = 8
 
 
 def build_placed(
@@ -33,20 +39,58 @@ def build_placed(
     Returns:
         None if none fit or none is faster.
     """
+    first = _coarse(problem, cluster, at_most_s, num_stages)
+    if first is None:
+        return _placed(problem, cluster, at_most_s, num_stages)
+    better = _placed(problem, cluster, first.total_s, num_stages)
+    # What the search may have missed is not proved.
+    return better or replace(first, bound_s=first.total_s - first.error_s)
+
+
+def _coarse(
+    problem: StageProblem, cluster: ClusterSpec, at_most_s: float, num_stages: int | None
+) -> StagePlan | None:
+    """The best stages on large submeshes, where there are very many devices; None if none fit."""
+    if problem.num_devices <= MANY:
+        return None
+    least = problem.num_devices / (_SMALLER * problem.costs.num_layers)
+    submeshes = problem.costs.submeshes
+    large = [m for m in _outer(problem, cluster) if submeshes[m].num_devices >= least]
+    return _anywhere(problem, cluster, large, at_most_s, num_stages) if large else None
+
+
+def _placed(
+    problem: StageProblem, cluster: ClusterSpec, at_most_s: float, num_stages: int | None
+) -> StagePlan | None:
+    """The best stages in the order of the devices, or anywhere; the arguments of `build_placed`."""
     ordered = build_either_way(problem, at_most_s, num_stages=num_stages)
     outer = _outer(problem, cluster)
     if not outer:
         return ordered
     cutoff = at_most_s if ordered is None else ordered.total_s
-    free = build_stages_below(_without_places(problem, outer), cutoff, num_stages=num_stages)
+    free = _anywhere(problem, cluster, outer, cutoff, num_stages)
     if free is None:
         return ordered
+    bound_s = free.bound_s if ordered is None else min(free.bound_s, ordered.bound_s)
+    return replace(free, bound_s=bound_s)
+
+
+def _anywhere(
+    problem: StageProblem,
+    cluster: ClusterSpec,
+    chosen: list[int],
+    at_most_s: float,
+    num_stages: int | None,
+) -> StagePlan | None:
+    """The best stages on some of the submeshes, wherever they lie, at places that they have."""
+    free = build_stages_below(_without_places(problem, chosen), at_most_s, num_stages=num_stages)
+    if free is None:
+        return None
     submeshes = problem.costs.submeshes
     shapes = [submeshes[s.submesh].shape for s in free.stages]
     first = place_stages(shapes, cluster.num_hosts, cluster.devices_per_host)
     stages = tuple(replace(s, first_device=p) for s, p in zip(free.stages, first, strict=True))
-    bound_s = free.bound_s if ordered is None else min(free.bound_s, ordered.bound_s)
-    return replace(free, stages=stages, bound_s=bound_s)
+    return replace(free, stages=stages)
 
 
 def _outer(problem: StageProblem, cluster: ClusterSpec) -> list[int]:

@@ -30,6 +30,10 @@ from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
 
 # Source: Alpa section 5.2.
 EPSILON_S = 1e-6
+# On more devices than this stages that are too slow by themselves are left out at once: then all
+# sizes have a large divisor, by which the recurrence counts devices.  On fewer it would only change
+# which of several equal solutions is found.
+MANY = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,8 @@ def _stage_counts(problem: StageProblem, num_stages: int | None) -> list[int]:
 
 def _search(problem: StageProblem, num_stages: int, error_s: float, at_most: float) -> SearchResult:
     """The best stages if they take less than `at_most`."""
-    options = stage_options(problem, num_stages)
+    limit_s = at_most if problem.num_devices > MANY else math.inf
+    options = stage_options(problem, num_stages, limit_s)
 
     def evaluate(load: float, once: float, cutoff: float) -> FoundStages | None:
         return least_fill(problem, options, load, once, cutoff)

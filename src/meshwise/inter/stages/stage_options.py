@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,9 @@ from meshwise.inter.stages.kernels.stage_filter_kernels import dominated, most_t
 from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.kernels.arrays import Bools, Floats, Ints
 
+# Sums of the same numbers in another order.
+_ROUNDING = 1 + 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageOptions:
@@ -21,11 +25,13 @@ class StageOptions:
         options: For the kernels; without transfers B and overlap do not matter.
         where: For each option (first layer, last layer, submesh, variant).
         num_stages: Exactly so many stages; 0 for any number.
+        devices: Where submeshes may lie.
     """
 
     options: Options
     where: Ints
     num_stages: int
+    devices: Devices
 
     def box(self) -> tuple[float, float, float, float]:
         """Least and largest load of a stage in the steady state, least and largest once."""
@@ -36,13 +42,16 @@ class StageOptions:
         return float(least), float(most), float(o.once.min()), float(o.once.max())
 
 
-def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
+def stage_options(
+    problem: StageProblem, num_stages: int = 0, at_most_s: float = math.inf
+) -> StageOptions:
     """The stages that fit into memory and that no variant of the same layers and submesh beats.
 
     Args:
         problem: What is to be cut.
         num_stages: Exactly so many stages; 0 for any number, which a schedule whose memory depends
             on the number of stages does not allow.
+        at_most_s: Stages are left out whose own work takes longer in a step.
     """
     costs, schedule = problem.costs, problem.schedule
     num_layers = costs.num_layers
@@ -61,6 +70,8 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
     fill = schedule.fill_s(slot)
     most = most_to_end(problem, rows, num_stages)
     possible = np.isfinite(slot) & (most >= 1)
+    if math.isfinite(at_most_s):
+        possible &= problem.num_microbatches * slot + once <= at_most_s * _ROUNDING
     possible &= ~dominated(slot, fill, once, most, possible)
     order = np.argsort(np.where(possible, fill, np.inf), axis=1, kind="stable")
     row, place = np.nonzero(np.take_along_axis(possible, order, axis=1))
@@ -94,7 +105,9 @@ def stage_options(problem: StageProblem, num_stages: int = 0) -> StageOptions:
         hides=schedule.hides_transfers,
     )
     where = np.column_stack((rows[row], variant))
-    return StageOptions(options=options, where=where, num_stages=num_stages)
+    return StageOptions(
+        options=options, where=where, num_stages=num_stages, devices=_devices(problem)
+    )
 
 
 def most_to_end(problem: StageProblem, rows: Ints, num_stages: int = 0) -> Ints:
@@ -126,40 +139,55 @@ def most_to_end(problem: StageProblem, rows: Ints, num_stages: int = 0) -> Ints:
     )
 
 
-def devices_of(problem: StageProblem, has_option: Bools) -> tuple[Devices, int]:
+def _devices(problem: StageProblem) -> Devices:
+    """Return where submeshes may lie, device by device."""
+    submeshes, count = problem.costs.submeshes, problem.num_devices
+    size = np.array([m.num_devices for m in submeshes], np.int64)
+    if all(m.starts is None for m in submeshes):
+        nowhere, never = np.zeros((0, 0), np.bool_), np.zeros(0, np.int64)
+        return Devices(size, count, nowhere, never, problem.use_all_devices)
+    may_start = np.zeros((len(submeshes), count + 1), np.bool_)
+    for i, submesh in enumerate(submeshes):
+        if submesh.starts is None:
+            may_start[i] = True
+        else:
+            may_start[i, list(submesh.starts)] = True
+        may_start[i, max(count - submesh.num_devices + 1, 0) :] = False
+    return Devices(size, count, may_start, after_idle(problem), problem.use_all_devices)
+
+
+def devices_of(options: StageOptions, has_option: Bools) -> tuple[Devices, int]:
     """Devices for the kernels, in units of as many as all submeshes in use have in common.
 
+    Where devices may stay idle at known places, a unit is one device.
+
     Args:
-        problem: What is to be cut.
+        options: What may be chosen.
         has_option: Which submeshes are in use.
 
     Returns:
         The devices, and how many make a unit.
     """
-    submeshes = problem.costs.submeshes
-    size = np.array([m.num_devices for m in submeshes], np.int64)
-    count = problem.num_devices
-    if all(m.starts is None for m in submeshes):
-        unit = int(np.gcd.reduce(size[has_option])) if has_option.any() else 1
-        if problem.use_all_devices and count % unit:
-            # No sum of these sizes gives the count; with units of one the kernels find that out.
-            unit = 1
-        size = np.where(has_option, size // unit, count + 1)
-        nowhere = np.zeros((0, 0), np.bool_)
-        never = np.zeros(0, np.int64)
-        return Devices(size, count // unit, nowhere, never, problem.use_all_devices), unit
-    may_start = np.zeros((len(submeshes), count + 1), np.bool_)
-    for i, submesh in enumerate(submeshes):
-        starts = range(count) if submesh.starts is None else submesh.starts
-        may_start[i, [p for p in starts if p + submesh.num_devices <= count]] = True
-    return Devices(size, count, may_start, after_idle(problem), problem.use_all_devices), 1
+    size, count, may_start, idle, use_all = options.devices
+    unit = int(np.gcd.reduce(size[has_option])) if has_option.any() else 1
+    is_placed = may_start.size > 0
+    # No sum of these sizes gives the count; with units of one the kernels find that out.
+    if (use_all and count % unit) or (is_placed and not use_all):
+        unit = 1
+    if unit == 1 and is_placed:
+        return options.devices, 1
+    size = np.where(has_option, size // unit, count + 1)
+    may_start = np.ascontiguousarray(may_start[:, ::unit])
+    return Devices(size, count // unit, may_start, idle, use_all), unit
 
 
 def _classes_of_columns(transfer: Floats) -> Ints:
     """Right neighbours that cost every left one the same, at every boundary, are one class."""
     columns = transfer.reshape(-1, transfer.shape[2]).T
-    _, classes = np.unique(columns, axis=0, return_inverse=True)
-    return classes.reshape(-1).astype(np.int64)
+    # Bytes of numbers that are not negative, the highest first, are in the order of the numbers.
+    keys = [column.tobytes() for column in columns.astype(">f8")]
+    numbers = {key: n for n, key in enumerate(sorted(set(keys)))}
+    return np.array([numbers[key] for key in keys], np.int64)
 
 
 def _levels(transfer: Floats, right_class: Ints) -> tuple[Floats, Ints]:
