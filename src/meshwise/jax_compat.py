@@ -409,10 +409,10 @@ def attention_by_cudnn(
         value: (batch, key, head, feature).
         bias: (1 or batch, 1 or head, row, key).
         mask: The same, of booleans.
-        scale: Factor of the scores; None for one by the root of the features.
-        is_causal: Whether rows see only keys that are not behind them.
+        scale: Factor of the scores; None for 1 / sqrt(features).
+        is_causal: Whether a row sees no key after its own place.
         lengths: Numbers of rows and of keys of each sequence.
-        window: So many keys before its own place does a row see; None for all.
+        window: How many keys before its own place a row sees; None for all.
 
     Returns:
         (batch, row, head, feature).

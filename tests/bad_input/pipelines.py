@@ -81,8 +81,8 @@ PIPELINES = (
         "stages of one row",
         lambda: planned(taken, X[:1], 1),
         TraceError,
-        "{any}; the batch has one row, and its dim is not told from other dims of size 1; pass two "
-        "rows or more, or plan without stages (method=mw.IntraOp())",
+        "{any}; the batch has one row, so its dim cannot be told from other dims of size 1; pass "
+        "two rows or more, or plan without stages (method=mw.IntraOp())",
     ),
     Case(
         "stages of an empty batch",

@@ -110,7 +110,7 @@ STEPS = (
         TraceError,
         "a callback with ordered=True at steps.py:{line} (looped.body) is inside a loop or a "
         "branch, where it has no order with those outside; leave ordered out, or move it out of "
-        "the loop",
+        "the loop or branch",
     ),
     # what a step returns
     Case(

@@ -23,7 +23,7 @@ def test_fields_of_the_model_are_changed() -> None:
     ("change", "text"),
     [
         ("sequence=64", "no field 'sequence'; there are "),
-        ("seq_len=long", "'long' is no int"),
+        ("seq_len=long", "'long' is no int, as "),
         ("seq_len", "'' is no int"),
         ("scan_layers=yes", "scan_layers is true or false"),
         ("num_kv_heads=3", "3 kv heads do not divide"),

@@ -94,32 +94,32 @@ SCRATCH = {"scratch_shapes": [pltpu.VMEM((1, 8), jnp.float32)]}
 # Kernels whose loop must stay whole, and why.
 WHOLE: dict[str, tuple[Callable[..., Any], str]] = {
     "what is carried": (_call(_running, **SCRATCH), "leaves in scratch memory"),
-    "what is carried from the first": (_call(_started, **SCRATCH), "asks where it stands"),
+    "what is carried from the first": (_call(_started, **SCRATCH), "reads its program_id"),
     "what is written in part": (_call(_half_started, **SCRATCH), "leaves in scratch memory"),
     "what is written in one branch": (
         _call(_sometimes_started, **SCRATCH),
         "leaves in scratch memory",
     ),
-    "the number of a block": (_call(_numbered), "asks where it stands"),
+    "the number of a block": (_call(_numbered), "reads its program_id"),
     "blocks in another order": (
         _call(_double, pl.BlockSpec((1, 8), lambda i: (7 - i, 0))),
         "blocks do not follow it in their order",
     ),
     "blocks beyond the end": (
         _call(_double, pl.BlockSpec((3, 8), lambda i: (i, 0)), grid=(3,)),
-        "its blocks are not all of a dim of size 8",
+        "its blocks do not fill a dim of size 8",
     ),
     "a diagonal": (
         _call(_double, pl.BlockSpec((1, 1), lambda i: (i, i))),
-        "a block follows it and others",
+        "a block follows it together with another loop",
     ),
     "one block for all": (
         _call(_double, out_spec=pl.BlockSpec((1, 8), lambda i: (0, 0))),
-        "no result follows it",
+        "no block of a result follows it",
     ),
     "elements": (
         _call(_double, pl.BlockSpec((pl.Element(1), pl.Element(8)), lambda i: (i, 0))),
-        "its blocks are not all of a dim of size 8",
+        "its blocks do not fill a dim of size 8",
     ),
 }
 
@@ -150,7 +150,7 @@ def test_a_kernel_without_loops_is_reported_with_what_to_write() -> None:
         batch_argnums=(1,),
     )
     (warning,) = [w for w in step.plan(np.float32(2), X).warnings if "pallas_call" in w]
-    assert "asks where it stands" in warning
+    assert "reads its program_id" in warning
     assert "mw.sharded_kernel" in warning
 
 

@@ -28,13 +28,14 @@ config_option = click.option(
     "changes",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="A field of the configuration of --model, as seq_len=32768; may be repeated.",
+    help="Changes a field of the configuration of --model, as seq_len=32768; may be repeated.",
 )
 offload_option = click.option(
     "--offload/--no-offload",
     default=None,
-    help="Keep the optimizer's state in the memory of hosts between its uses. Default: where it "
-    "does not fit on the devices; on one mesh also where that is faster.",
+    help="Keep state that only the update reads, as moments of an optimizer, in the memory of "
+    "hosts between its uses. Default: where nothing fits without; on one mesh also where that is "
+    "faster.",
 )
 statistics_option = click.option(
     "--microbatch-statistics",

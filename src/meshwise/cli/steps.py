@@ -81,12 +81,14 @@ def _field(config: Config, change: str) -> tuple[str, object]:
     kind = type(values[name])
     if kind is bool:
         if text not in ("true", "false"):
-            raise ValueError(f"--config {change}: {name} is true or false")
+            raise ValueError(f"--config {change}: {name} is true or false, not {text!r}")
         return name, text == "true"
     try:
         return name, kind(text)
     except ValueError as error:
-        raise ValueError(f"--config {change}: {text!r} is no {kind.__name__}") from error
+        raise ValueError(
+            f"--config {change}: {text!r} is no {kind.__name__}, as {values[name]!r} is"
+        ) from error
 
 
 def _own(step: str) -> Step:

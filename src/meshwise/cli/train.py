@@ -333,7 +333,9 @@ def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
         click.UsageError: naming the option.
     """
     if settings["offload"] and (settings["method"] != "auto" or settings["mesh"] is not None):
-        raise click.UsageError("--offload goes with --method auto, and without --mesh")
+        raise click.UsageError(
+            "--offload goes with --method auto and without --mesh; leave out one or the other"
+        )
     if settings["stages"] is None:
         given = ["--schedule"] if settings["schedule"] is not None else []
         for name in (*given, *files):

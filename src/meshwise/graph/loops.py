@@ -94,7 +94,7 @@ class Ring:
         results: Results of which each device adds its share to a block that comes by, until the
             block is back at the device where it began.
         halved_operands: Operands with rows, or with what goes round, of a causal mask: no row needs
-            a block behind it.  Of 2 n halves each device then takes one from the front and one
+            a block after it.  Of 2 n halves each device then takes one from the front and one
             from the back, so that all have as much to do, and half of it; empty without such a
             mask.
         halved_results: Results of that kind.

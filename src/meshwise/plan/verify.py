@@ -64,8 +64,8 @@ def _check_in_host(graph: Graph, decision: GraphDecision) -> None:
     wrong = sorted(set(decision.in_host) - set(offloadable(graph)))
     if wrong:
         raise PlanError(
-            f"input {wrong[0]} lies in the memory of the host, but more than the update reads it, "
-            "or the step does not return it anew"
+            f"input {wrong[0]} lies in the memory of the host, but it is not state that the step "
+            "returns anew and that only the update reads"
         )
 
 

@@ -51,7 +51,7 @@ def offloadable_bytes(layers: Layering) -> int:
 
 
 def checked_hosts(found: PlannedPipeline) -> PlannedPipeline:
-    """Return a pipeline whose hosts have room for what lies there; its text says what does.
+    """Return a pipeline whose hosts have room for its state; its text says what lies there.
 
     Raises:
         InfeasibleError: they have not.

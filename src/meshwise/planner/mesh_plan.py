@@ -10,6 +10,7 @@ from meshwise.baselines.search import MeshPlace
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.loops import NO_RULE
 from meshwise.intra.options import IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.memory.peak import peak
@@ -125,7 +126,8 @@ def _graph_warnings(graph: Graph) -> Iterator[str]:
     operators = _operators(graph)
     for op in {o.kind: o for o in operators if not o.rule.ruled}.values():
         why = hint(op.kind, op.rule)
-        yield f"{op.kind} at {op.where} has no rule and runs whole on every device{why}"
+        lacks = "has no rule and " if op.rule.whole == NO_RULE else ""
+        yield f"{op.kind} at {op.where} {lacks}runs whole on every device{why}"
     uncounted = [o for o in operators if o.structure and not o.structure.is_counted]
     for where in dict.fromkeys(map(op_place, uncounted)):
         yield f"{where} runs an unknown number of times; the plan counts one"

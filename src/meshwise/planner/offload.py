@@ -124,7 +124,8 @@ def check_offloadable(graph: Graph) -> None:
     if not offloadable(graph):
         raise InfeasibleError(
             "no state of this step can stay in the memory of hosts: each array that it returns "
-            "anew is read by a dense product or in a loop too"
+            "anew meets no gradient, or is read by a dense product or in a loop too; leave "
+            "offload out"
         )
 
 
@@ -149,7 +150,7 @@ def check_rest_fits(
 
 
 def check_host_memory(place: MeshPlace, result: IntraResult) -> None:
-    """Check that hosts have room for what lies there.
+    """Check that hosts have room for the state that lies in their memory.
 
     Raises:
         InfeasibleError: they have not.
@@ -159,7 +160,7 @@ def check_host_memory(place: MeshPlace, result: IntraResult) -> None:
 
 
 def check_room(num_bytes: int, device: DeviceSpec) -> None:
-    """Check that a host has room for what lies there.
+    """Check that a host has room for the state that lies in its memory.
 
     Args:
         num_bytes: Bytes of one device.
@@ -172,7 +173,8 @@ def check_room(num_bytes: int, device: DeviceSpec) -> None:
     if num_bytes > has:
         raise InfeasibleError(
             f"{bytes_text(num_bytes)} of the state of each device would lie in the memory of its "
-            f"host, where a device has {bytes_text(has)}"
+            f"host, where a device has {bytes_text(has)}; take more devices, or set "
+            "host_memory_bytes of the device in the description of the cluster if that is too low"
         )
 
 

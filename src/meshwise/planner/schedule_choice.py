@@ -39,7 +39,7 @@ from meshwise.units import bytes_text
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 # The largest number of times that stages are planned again, with more memory left free each time.
 _MOST_REPLANNED = 3
-# So many pipelines with several stages a mesh find no room before more memory is left free.
+# After so many pipelines of several stages a mesh that find no room, more memory is left free.
 _MOST_FAILED = 4
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
@@ -378,7 +378,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
             continue
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
-        asked.report(f"{seconds:.4g} s a step by simulation, {found.plan.total_s:.4g} s promised")
+        asked.report(f"{seconds:.4g} s a step simulated, {found.plan.total_s:.4g} s predicted")
         if seconds < fastest.below_s:
             plan = replace(made.plan, step_time_s=seconds, gap=0.0)
             fastest.below_s, fastest.planned = seconds, replace(made, plan=plan)

@@ -26,7 +26,8 @@ def trainer_answer(
 ) -> TrainerAnswer:
     """Return the fastest point of a trainer for a step, beside its free plan.
 
-    Where the point is the faster one it is planned as ours, and is the free plan if that is faster.
+    Where the point is the faster one, it is planned as ours; if that plan is faster than the free
+    plan, it becomes the free plan.
 
     Args:
         trainer: The trainer.

@@ -1,4 +1,4 @@
-"""The point of a trainer as a plan of ours: never slower than the trainer, so neither is the rest.
+"""The point of a trainer as a plan of ours, so that the free plan need not be the slower one.
 
 The meshes, micro-batches, schedule and rematerialisation are the point's, and each axis may split
 what the trainer splits along it; layers are cut for the least slowest stage, and layouts at cuts

@@ -63,8 +63,8 @@ class Auto:
         measure: Whether layers of a pipeline are timed on the devices of this process, in place of
             predictions; what was timed before is not timed again.
         offload: Whether state that only the update reads, as the moments of an optimizer, stays in
-            the memory of the hosts between its uses; None: where nothing fits without, or where the
-            step is faster so.
+            the memory of the hosts between its uses; None: where nothing fits without, on one mesh
+            also where the step is faster so.
     """
 
     time_limit_s: float = math.inf
@@ -89,8 +89,8 @@ class Auto:
             )
         if self.offload not in (None, True, False):
             raise PlanError(
-                f"Auto(offload={self.offload!r}): state stays in the memory of the hosts (True), "
-                "does not (False), or does where that is faster (None)"
+                f"Auto(offload={self.offload!r}): offload must be True (state that only the update "
+                "reads stays in the memory of the hosts), False, or None for where it helps"
             )
         if self.measure and self.stages is None:
             raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")

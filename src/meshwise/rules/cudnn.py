@@ -60,11 +60,11 @@ def cudnn_attention(
         value: (batch, key, head of keys, feature).
         bias: (1 or batch, 1 or head, row, key), added to the scores.
         mask: The same, of booleans: which keys a row sees.
-        scale: Factor of the scores; one by the root of the features by default.
-        is_causal: Whether a row sees only keys that are not behind it.
+        scale: Factor of the scores; 1 / sqrt(features) by default.
+        is_causal: Whether a row sees no key after its own place.
         query_seq_lengths: Number of rows of each sequence, int32.
         key_value_seq_lengths: Number of keys of each sequence, int32.
-        local_window_size: So many keys before its own place does a row see, with `is_causal`.
+        local_window_size: How many keys before its own place a row sees; with `is_causal`.
 
     Returns:
         (batch, row, head, feature).

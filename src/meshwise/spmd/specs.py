@@ -79,8 +79,9 @@ def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
     there = jax.devices() if devices is None else list(devices)
     if len(there) < logical.num_devices:
         raise PlanError(
-            f"the plan is for {logical.num_devices} devices, and there are {len(there)}: "
-            f"{', '.join(map(str, there[:3]))}"
+            f"the plan is for {logical.num_devices} devices, and there are {len(there)} "
+            f"({', '.join(map(str, there[:3]))}{', ...' if len(there) > 3 else ''}); pass "
+            "devices=, or plan for those that are here"
         )
     return concrete_mesh(logical, there[: logical.num_devices])
 

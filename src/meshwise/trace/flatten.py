@@ -38,14 +38,14 @@ from meshwise.rules.primitive import Equation, rebind
 from meshwise.trace.program import Node, Program
 from meshwise.trace.structured import only_branch, solver_of, structured
 
-_REFUSED = "the step has {} at {}; a parallel step may have no effects but callbacks"
+_REFUSED = "the step has {} at {}; take it out: a parallel step has no effects but callbacks"
 _TAKES_RESULTS = (
     "io_callback at {} returns values to the step, which one call for all devices cannot; return "
     "nothing from it, or use jax.pure_callback if the function has no effect"
 )
 _IN_ORDER = (
     "a callback with ordered=True at {} is inside a loop or a branch, where it has no order with "
-    "those outside; leave ordered out, or move it out of the loop"
+    "those outside; leave ordered out, or move it out of the loop or branch"
 )
 
 

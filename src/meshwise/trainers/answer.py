@@ -16,8 +16,8 @@ from meshwise.units import bytes_text, seconds_text
 FORMAT = "meshwise-trainer-options"
 _WIDTH = 100
 _WHY_FASTER = (
-    "the free plan is the slower one: it has only the schedules that it was asked for, and none of "
-    "those of which a plan of ours cannot be made"
+    "the free plan is the slower one: the point as a plan of ours was excluded by --schedule or "
+    "--stages, has a schedule that our plans do not have (pipelines of MaxText), or does not fit"
 )
 
 

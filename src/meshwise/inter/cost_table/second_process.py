@@ -130,7 +130,7 @@ class SecondProcess:
         self._sent: set[_GraphKey] = set()
         self._theirs: frozenset[int] = frozenset()
         self._has_failed = False
-        # Of what it was asked for an answer is still to come.
+        # Whether an answer is still to come.
         self._is_busy = False
         # What it looks ahead for.
         self._run: tuple[tuple[LayerNetwork, ...], float] | None = None

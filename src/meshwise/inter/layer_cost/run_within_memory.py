@@ -1,4 +1,4 @@
-"""The plans of a run of layers of least time within a limit of memory.
+"""The fastest plans of a run of layers within a limit of memory.
 
 Source: docs/decisions/0011 (the stages finally chosen are always solved again directly).
 """

@@ -32,7 +32,7 @@ from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
-# So many times the slowest stage's bound is far above it.
+# What is more than so many times the bound of the slowest stage is far above it.
 _FAR = 1.3
 
 

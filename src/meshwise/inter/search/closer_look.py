@@ -1,8 +1,8 @@
 """Single layers, looked at closely: they bound pipelines before all layers are planned.
 
-Bounds of layers leave gaps, largest on meshes of several hosts.  To plan all layers there is dear;
-layers are looked at one by one, the most frequent first, until it shows that no pipeline on such
-meshes is fast enough.
+Bounds of layers leave gaps, largest on meshes of several hosts.  To plan all layers there takes
+long; layers are looked at one by one, the most frequent first, until it shows that no pipeline on
+such meshes is fast enough.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from meshwise.inter.search.chunk_bounds import crowded
 from meshwise.kernels.arrays import Floats
 from meshwise.plan.stage import Remat
 
-# So often a layer is looked at; to plan all layers as far as is needed may take less then.
+# The most looks at one layer; with more, planning all layers as far as is needed may take less.
 _MOST_LOOKS = 12
 
 

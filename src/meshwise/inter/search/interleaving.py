@@ -69,7 +69,7 @@ def interleaved_pipelines(
 
     Raises:
         PlanError: the cluster's hosts differ, or no number of stages and micro-batches that is
-            asked for can be interleaved on it.
+            asked for is possible on it.
         InfeasibleError: nothing fits, and nothing was to be beaten.
     """
     if cluster.is_mixed:
@@ -240,7 +240,7 @@ class _Search:
         return self._needs[key]
 
     def _looked_at(self, way: _Way, counts: Sequence[int]) -> float:
-        """Bound pipelines by a closer look at their layers, if they might be cut by that."""
+        """Bound pipelines by a closer look at their layers, if that might rule them out."""
         needs, below_s = self._needs_of(way, counts), self.below_s()
         if needs is None or math.isinf(below_s):
             return 0.0
@@ -306,17 +306,19 @@ class _Search:
         if not found:
             what = "pipeline" if asked is None else f"{asked} stages"
             times = f"at least {schedule.chunks}" if schedule.any_chunks else schedule.chunks
+            divides = ", by 2 or a divisor of a mesh's layers" if schedule.any_chunks else ""
             raise PlanError(
                 f"schedule {schedule.name}: no {what} on {num_devices} devices of "
                 f"{self.cluster.name} with {num_layers} layers; stages must be {times} times as "
                 "many as equal meshes "
-                f"({', '.join(map(str, stages)) or 'there is one device only'}), micro-batches "
+                f"({', '.join(map(str, stages)) or 'there is one device only'}){divides}, "
+                "micro-batches "
                 f"({', '.join(map(str, counts))}) {schedule.microbatches_text}"
             )
         return found
 
     def _space(self) -> str:
-        chunks = "any number" if self.schedule.any_chunks else self.schedule.chunks
+        chunks = "any number of" if self.schedule.any_chunks else self.schedule.chunks
         return (
             f"all pipelines of {chunks} stages on each of several equal meshes, all planned in one "
             f"way, layers cut for the least slowest stage; schedule {self.schedule.name}"
@@ -348,12 +350,15 @@ def _what_is_missing(search: _Search, rounds: int) -> InfeasibleError:
     free = replace(search, bounds_memory=False, planned=[])
     list(free.run())
     if not free.planned:
-        return InfeasibleError("no interleaved pipeline: some layer has no plan on these meshes")
+        return InfeasibleError(
+            "no pipeline with several stages a mesh: some layer has no plan on these meshes"
+        )
     least = min(free.planned, key=lambda f: f.peak_bytes)
     shape, options = least.shape, search.options
     text = (
-        f"no interleaved pipeline fits into memory: the least, {shape.num_meshes} meshes of "
-        f"{shape.schedule.chunks} stages with {shape.num_microbatches} micro-batches, remat "
+        f"no pipeline under {search.schedule.name} fits into memory: the least, "
+        f"{shape.num_meshes} meshes of {shape.schedule.chunks} stages with "
+        f"{shape.num_microbatches} micro-batches, remat "
         f"{least.way.remat}, needs {bytes_text(least.peak_bytes)} a device of "
         f"{bytes_text(memory_bytes(shape.kind, options))}"
     )

@@ -11,7 +11,7 @@ from meshwise.inter.search.search_space import SearchOptions
 
 # Of the numbers below the first ones, so many share bounds.
 _SHARING = 2
-# Above so many devices a pipeline has far fewer stages: at most as many as layers.
+# Above so many devices a pipeline has far fewer stages than devices: at most as many as layers.
 _MANY = 1024
 
 

@@ -21,7 +21,7 @@ from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import MANY, StagePlan, build_stages_below
 from meshwise.inter.stages.stage_problem import StageProblem
 
-# In the coarse search a submesh has no less than this part of the devices of a layer.
+# In the coarse search a submesh has at least num_devices / (this * num_layers) devices.
 _SMALLER = 8
 
 

@@ -203,7 +203,7 @@ class Rows:
         return self.attention.scores.of(product, others, self.start, start)
 
     def over(self, block: Array, start: Array | int, step: _Step, carry: Any) -> Any:
-        """Take a step with each chunk of a block.
+        """Apply `step` to each chunk of a block.
 
         Args:
             block: The block.

@@ -21,7 +21,7 @@ class _Place(NamedTuple):
     offset: float
 
 
-# Truths: of a pair of which the row sees the key, of all pairs, of those that are hidden.
+# What a boolean says of a pair of row and key: the row sees it, always, the row does not see it.
 _SEEN, _ALL, _UNSEEN = "seen", "all", "unseen"
 # The product with numbers applied to it, and the same under the mask.
 _SCORES, _MASKED = "scores", "masked"
@@ -75,7 +75,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _compared(name: str, left: _Place, right: _Place) -> str | None:
-    """Return what a comparison of rows and keys is; each row must see itself and no key behind."""
+    """Return what a comparison of rows and keys is; each row must see itself and no key after."""
     swapped = {"ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
     if left.dim != ROW:
         left, right, name = right, left, swapped.get(name, "")
@@ -89,7 +89,7 @@ def _compared(name: str, left: _Place, right: _Place) -> str | None:
 
 
 def _selected(which: Any, if_not: Any, if_so: Any) -> Any:
-    """Return what is chosen where a truth does not hold, and where it does."""
+    """Return what is chosen where a boolean is false, and where it is true."""
     if which == _UNSEEN:
         which, if_not, if_so = _SEEN, if_so, if_not
     if which != _SEEN:

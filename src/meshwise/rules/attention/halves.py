@@ -1,13 +1,13 @@
-"""A ring under a causal mask: a row needs no key behind it, so half of the scores are left out.
+"""A ring under a causal mask: a row needs no key after it, so half of the scores are left out.
 
 Cut into 2 n halves of blocks, rows and keys are exchanged so that each of n devices has one from
 the front and the one that lies as far from the back: `i` and `2 n - 1 - i`.  Then every device
 computes with two pairs of halves in each turn, and with three in the first.  The rows in the back
-need all of a block's front; beside that the front needs the front of devices before, or the back
-the back of devices behind.  No pair is computed that the mask hides.
+need the front half of every block.  The second pair of a turn is front with front, where the block
+is of a device before, or back with back, where it is of one after.  No pair is computed that the
+mask hides.
 
-Source: halves are paired as in the causal ring attention of Brandon et al. 2023 ("Striped
-Attention") and of Dubey et al. 2024 ("The Llama 3 Herd of Models", section 3.3.2).
+Source: halves are paired as in Dubey et al. 2024 ("The Llama 3 Herd of Models", section 3.3.2).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Ring(NamedTuple):
         )
 
     def over(self, taken: Array, turn: Array | int, step: _Step, carry: Any) -> Any:
-        """Take a step with each pair of halves that the mask does not hide.
+        """Apply `step` to each pair of halves that the mask does not hide.
 
         Args:
             taken: The halves of keys and values that come by in a turn.
@@ -110,7 +110,7 @@ class _Ring(NamedTuple):
             carry: What goes from one pair to the next.
         """
         source = self.place.source(turn)
-        # The front sees what comes from devices before it, the back what comes from behind.
+        # The front sees what comes from devices before, the back what comes from those after.
         is_before = jnp.asarray(source < self.place.rank)
         no, yes = jnp.asarray(False), jnp.asarray(True)
         rows, blocks = [no, is_before], [yes, is_before]

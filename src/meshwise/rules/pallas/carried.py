@@ -44,14 +44,14 @@ def draws_random_numbers(body: FlatJaxpr) -> bool:
 
 
 def period(body: FlatJaxpr, axis: int) -> int | None:
-    """Return after how many steps along a loop the body does the same again.
+    """Return after how many turns of a loop the body does the same again.
 
     Args:
         body: The body of a kernel.
         axis: The loop, as the body counts them.
 
     Returns:
-        1 if the body does not ask where it stands; None if it does, and never does the same.
+        1 if the body does not read its program_id; None if it does, and never does the same.
     """
     found = 1
     for jaxpr, eqn in _equations(body):

@@ -4,8 +4,8 @@ A loop of the grid may be split if
 
 - blocks of operands and results follow it alone: block `i`, or `i // group` where so many turns
   in a row share it (heads of queries that share a head of keys);
-- these blocks are all of the dim;
-- the body does not ask where it stands, or only where in its group;
+- these blocks fill the dim;
+- the body does not read its program_id, or only its place in its group;
 - a turn leaves nothing to the next one (`carried`).  Loops that `jax.vmap` has added never do.
 """
 
@@ -27,7 +27,7 @@ class GridLoop:
     Attributes:
         axis: Which one.
         size: Its trip count.
-        group: So many turns in a row share blocks of some operands; 1 if none do.
+        group: How many turns in a row share blocks of some operands; 1 if none do.
         splits_groups: Whether the turns of a group may be split too.
         dims: For each operand and result with blocks the dim that follows the loop, and whether
             it follows groups of it; None if none does.
@@ -113,7 +113,7 @@ def _grid_loop(
     counted = [a for a in range(len(mapping.grid)) if a not in mapping.vmapped_dims]
     step = period(body, counted.index(axis)) if own else 1
     if step is None:
-        return "the kernel asks where it stands"
+        return "the body reads its program_id"
     dims: list[tuple[int, int] | None] = []
     for block, found in zip(blocks, follows, strict=True):
         dim = _dim_of(block, found, axis, size)
@@ -124,11 +124,11 @@ def _grid_loop(
     if len(groups - {1}) > 1:
         return f"blocks follow groups of different sizes, {sorted(groups - {1})}"
     if not any(dims[num_inputs:]):
-        return "no result follows it"
+        return "no block of a result follows it"
     for operand, result in params["input_output_aliases"]:
         operand -= mapping.num_index_operands
         if operand < 0 or dims[operand] != dims[num_inputs + result]:
-            return f"operand {operand} and result {result} share memory and not their blocks"
+            return f"operand {operand} and result {result} share memory, but not block for block"
     group = max(groups)
     shared = [i for i in range(num_inputs, len(dims)) if dims[i] is None]
     if own and not _is_independent(params, counted, axis, shared):
@@ -148,12 +148,12 @@ def _grid_loop(
 def _dim_of(
     block: KernelBlocks, follows: Sequence[frozenset[int]], axis: int, size: int
 ) -> tuple[int, int] | str | None:
-    """Return which dim follows a loop, in groups of how many turns; a text if it is not clean."""
+    """Return which dim follows a loop, in groups of how many turns; a text if none does so."""
     found = [dim for dim, arguments in enumerate(follows) if axis in arguments]
     if not found:
         return None
     if len(found) > 1 or follows[found[0]] != {axis}:
-        return "a block follows it and others"
+        return "a block follows it together with another loop, or in two dims"
     (dim,) = found
     is_same = block.map.outvars[dim] is block.map.invars[axis]
     numbers: list[Any] = list(range(size)) if is_same else []
@@ -168,7 +168,7 @@ def _dim_of(
         return "blocks do not follow it in their order"
     block_size = block.sizes[dim]
     if size % group or block_size is None or block_size * (size // group) != block.shape[dim]:
-        return f"its blocks are not all of a dim of size {block.shape[dim]}"
+        return f"its blocks do not fill a dim of size {block.shape[dim]}"
     return dim, group
 
 

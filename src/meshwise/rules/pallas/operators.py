@@ -73,16 +73,16 @@ def _statement(eqn: Equation) -> str:
         terms.append([(-next(fresh), 0) if loop is None else (loop, n) for loop, n in pairs])
     every = dict.fromkeys(key for term in terms for key in term)
     if len(every) > len(string.ascii_letters):
-        return "no loop of its grid may be split; state its loops by mw.sharded_kernel"
+        return "no loop of its grid is known to split; state its loops by mw.sharded_kernel"
     letters = dict(zip(every, string.ascii_letters, strict=False))
     texts = ["".join(letters[key] for key in term) for term in terms]
     num = len(eqn.in_avals)
     loops = f"{','.join(texts[:num])}->{','.join(texts[num:])}"
     whole = "".join(letters.values())
     return (
-        "no loop of its grid may be split; call it in a function under "
-        f'mw.sharded_kernel(loops="{loops}", whole="{whole}"), without the '
-        "letters in whole= that may be split"
+        "no loop of its grid is known to split; call it in a function under "
+        f'mw.sharded_kernel(loops="{loops}", whole="{whole}"), and take out of '
+        "whole= the letters of dims that may be split"
     )
 
 

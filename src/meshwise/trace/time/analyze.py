@@ -118,7 +118,7 @@ def _refusal(node: Node, reason: str, num_rows: int) -> TraceError:
     )
     if num_rows == 1:
         remedy = (
-            "the batch has one row, and its dim is not told from other dims of size 1; pass two "
+            "the batch has one row, so its dim cannot be told from other dims of size 1; pass two "
             "rows or more, or plan without stages (method=mw.IntraOp())"
         )
     return TraceError(
