@@ -49,6 +49,9 @@ SourceInfo = source_info_util.SourceInfo
 jaxpr_as_fun = jex_core.jaxpr_as_fun
 
 
+# How JAX names the memory of the host from which devices copy.
+HOST_MEMORY = "pinned_host"
+
 # The shape and dtype of a value, as JAX traces it.
 Aval: TypeAlias = core.ShapedArray
 

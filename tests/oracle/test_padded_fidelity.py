@@ -78,8 +78,8 @@ def test_plan_of_a_padded_gpt_is_what_is_compiled(
         padded.append(pad(step, dims))
         return padded[-1]
 
-    def padded_only(step: TracedStep, *more: Any) -> Any:
-        return candidates(step, *more) if step in padded else []
+    def padded_only(step: TracedStep, **asked: Any) -> Any:
+        return candidates(step, **asked) if step in padded else []
 
     monkeypatch.setattr(one_mesh, "with_padding", kept)
     monkeypatch.setattr(one_mesh, "_candidates", padded_only)

@@ -20,12 +20,13 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.experimental import io_callback
 from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 from meshwise.graph.graph import HOST_CALL
 from meshwise.graph.loops import LoopRule
 from meshwise.jax_compat import CALLBACK_EFFECT
 from meshwise.rules.loop_list import dims_like
-from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop
+from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 
 # What JAX calls such equations.
 WITH_EFFECT = frozenset({"debug_callback", "debug_print", "io_callback"})
@@ -65,22 +66,24 @@ def _rule(eqn: Equation) -> LoopRule:
     )
 
 
-def _called_once(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Call the function on the first device of the mesh."""
-    host_call: HostCall = eqn.params["call"]
-
+def _called(token: jax.Array, *values: jax.Array, call: HostCall) -> list[jax.Array]:
     def on_host(token: np.ndarray, *values: np.ndarray) -> np.ndarray:
         # Outside of any trace such a primitive calls its function at once.
-        host_call.primitive.bind(*values, **host_call.params)
+        call.primitive.bind(*values, **call.params)
         return token
 
-    def call(token: jax.Array, *values: jax.Array) -> jax.Array:
-        return io_callback(on_host, jax.ShapeDtypeStruct((), jnp.int32), token, *values)
+    return [io_callback(on_host, jax.ShapeDtypeStruct((), jnp.int32), token, *values)]
 
+
+mlir.register_lowering(host_call_p, mlir.lower_fun(_called, multiple_results=True))
+
+
+def _called_once(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Call the function on the first device of the mesh."""
     is_first = shards.is_first_device()
     if is_first is True:
-        return [call(*operands)]
-    return [lax.cond(is_first, call, lambda token, *_: token, *operands)]
+        return rebind(eqn, operands)
+    return lax.cond(is_first, lambda *x: rebind(eqn, x), lambda token, *_: [token], *operands)
 
 
 TABLE = {

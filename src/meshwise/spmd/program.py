@@ -13,7 +13,7 @@ from jax.stages import Wrapped
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
-from meshwise.jax_compat import weakly_typed
+from meshwise.jax_compat import HOST_MEMORY, weakly_typed
 from meshwise.plan.decision import GraphDecision
 from meshwise.spmd.lower import run_local
 from meshwise.trace.program import Program
@@ -39,10 +39,6 @@ def partition_spec(layout: Layout, names: Sequence[str]) -> PartitionSpec:
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
-
-
-# How JAX names the memory of the host from which devices copy.
-HOST_MEMORY = "pinned_host"
 
 
 def placed_sharding(

@@ -11,11 +11,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout
+from meshwise.jax_compat import HOST_MEMORY
 from meshwise.program.instructions import Load, PipelineProgram, Receive, Run, Send
 from meshwise.program.names import StepArgument
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.spmd.part import border_spec
-from meshwise.spmd.program import HOST_MEMORY, placed_sharding
+from meshwise.spmd.program import placed_sharding
 from meshwise.trace.layers.layering import Layering
 
 

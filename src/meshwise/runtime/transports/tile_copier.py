@@ -28,6 +28,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from meshwise.errors import TransportError
+from meshwise.jax_compat import HOST_MEMORY
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.resharding.route import Phase, Route, route_once
@@ -49,7 +50,6 @@ from meshwise.runtime.transports.copies import (
 from meshwise.runtime.transports.joined_pieces import joined
 from meshwise.runtime.transports.places import boxes_of, of_numbers
 from meshwise.runtime.transports.transport import Passage, Transport, key_of
-from meshwise.spmd.program import HOST_MEMORY
 
 
 def process_of(device: Any) -> int:
