@@ -124,7 +124,8 @@ def _warnings(
 def _graph_warnings(graph: Graph) -> Iterator[str]:
     """Yield what the planner does not know of a graph: rules, and trips of loops."""
     operators = _operators(graph)
-    for op in {o.kind: o for o in operators if not o.rule.ruled}.values():
+    unruled = {(o.kind, o.rule.whole): o for o in operators if not o.rule.ruled}
+    for op in unruled.values():
         why = hint(op.kind, op.rule)
         lacks = "has no rule and " if op.rule.whole == NO_RULE else ""
         yield f"{op.kind} at {op.where} {lacks}runs whole on every device{why}"
