@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import meshwise as mw
-from doubles.adam_step import ADAM, CLIPPED, LAMB, adam_step, scanned_adam_step
+from doubles.adam_step import ADAM, CLIPPED, LAMB, adam_step, guarded_adam_step, scanned_adam_step
 from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
 from oracle.parallel import CLUSTER
@@ -43,6 +43,7 @@ PROBLEMS: dict[str, Callable[[], tuple[Callable[..., Any], Any]]] = {
     "adam": lambda: layers(ADAM),
     "global norm": lambda: layers(CLIPPED),
     "norms of the update": lambda: layers(LAMB),
+    "kept where nothing is finite": lambda: (guarded_adam_step(), layers(ADAM)[1]),
     "stack": stack,
 }
 

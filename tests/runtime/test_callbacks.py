@@ -183,6 +183,27 @@ def test_checks_of_checkify_are_made() -> None:
     assert "a row has 1.2" in str(error.get())
 
 
+def of_the_host(w: Any, x: Any) -> Any:
+    """A step that is another function in each trace."""
+
+    def doubled(y: Any) -> Any:
+        return 2 * y
+
+    jax.debug.callback(lambda *values: note(*values), x.sum())
+    y = jax.pure_callback(lambda y: doubled(y), x, x)
+    return w - (y @ w).mean(), x.sum()
+
+
+def test_a_plan_of_a_step_with_callbacks_is_for_the_step_of_the_next_process() -> None:
+    kept = mw.Plan.from_json(
+        _planned(of_the_host, method=mw.IntraOp((8,))).plan(WEIGHTS, ROWS).to_json()
+    )
+    wanted, calls = _run(jax.jit(of_the_host))
+    found, seen = _run(_planned(of_the_host, method=mw.Replay(kept)))
+    assert seen == calls
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+
+
 def with_results(w: Any, x: Any) -> Any:
     one = io_callback(lambda: np.float32(1), jax.ShapeDtypeStruct((), jnp.float32))
     return w - one, x.sum()

@@ -124,7 +124,7 @@ def check_offloadable(graph: Graph) -> None:
     if not offloadable(graph):
         raise InfeasibleError(
             "no state of this step can stay in the memory of hosts: each array that it returns "
-            "anew is read by a dense product or in a loop too"
+            "anew is not donated, or is read by a dense product, in a loop or in a branch too"
         )
 
 
