@@ -170,6 +170,27 @@ def test_a_function_without_effect_gives_what_it_gives_on_one_device() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
 
 
+def test_layers_of_a_stage_call_functions_of_their_own() -> None:
+    def scaled(w: Any, scale: float) -> Any:
+        like = jax.ShapeDtypeStruct(w.shape, w.dtype)
+        return jax.pure_callback(lambda v: scale * np.asarray(v), like, w)
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for n, w in enumerate(weights):
+                y = jnp.tanh(y @ (w * scaled(lax.stop_gradient(w), n + 1.0)))
+            return jnp.mean(y**2)
+
+        value, grads = mw.value_and_grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+    weights = [jax.random.normal(jax.random.key(n), (8, 8)) / 3 for n in range(4)]
+    planned = _planned(step, method=mw.Auto(stages=2), num_microbatches=2)
+    found, wanted = planned(weights, ROWS), jax.jit(step)(weights, ROWS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, wanted)
+
+
 def test_checks_of_checkify_are_made() -> None:
     def checked(w: Any, x: Any) -> Any:
         checkify.check(jnp.all(x < 1), "a row has {n}", n=x.max())
