@@ -35,6 +35,7 @@ from jax._src.lib.mlir import (
     passmanager,  # pyright: ignore[reportPrivateImportUsage]
 )
 from jax._src.state import indexing
+from jax._src.state import types as state_types
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
@@ -249,6 +250,23 @@ def _is_whole_dim(index: Any, size: int) -> bool:
         return (index.start, index.size, index.stride) == (0, size, 1)
     value = index.val if isinstance(index, Literal) else index
     return size == 1 and isinstance(value, int | np.integer)
+
+
+def written_references(body: Any) -> list[int]:
+    """Find the arguments of the body of a kernel that it writes to.
+
+    Args:
+        body: A jaxpr on references.
+
+    Returns:
+        Their positions.
+    """
+    changes = (state_types.WriteEffect, state_types.AccumEffect)
+    found: list[Any] = [effect for effect in body.effects if isinstance(effect, changes)]
+    every = [*body.constvars, *body.invars]
+    # JAX names the variable since 0.10, its position before.
+    own = {e.input if hasattr(e, "input") else every[e.input_index] for e in found}
+    return [i for i, var in enumerate(body.invars) if var in own]
 
 
 class KernelBlocks(NamedTuple):

@@ -35,6 +35,18 @@ def adam_step(optimizer: optax.GradientTransformation = ADAM) -> Any:
     return step
 
 
+def guarded_adam_step() -> Any:
+    """Return the same, which keeps its state where the loss or the moments are no numbers."""
+    plain = adam_step()
+
+    def step(state: Any, batch: Any) -> Any:
+        made, loss = plain(state, batch)
+        is_sound = jnp.isfinite(loss + sum(jnp.sum(m**2) for m in state[1][0].mu))
+        return jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), made, state), loss
+
+    return step
+
+
 def scanned_adam_step() -> Any:
     """Return the same for a stack of layers, over which the step scans."""
 

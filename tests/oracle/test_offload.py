@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import meshwise as mw
-from doubles.adam_step import ADAM, CLIPPED, LAMB, adam_step, scanned_adam_step
+from doubles.adam_step import ADAM, CLIPPED, LAMB, adam_step, guarded_adam_step, scanned_adam_step
 from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
 from oracle.parallel import CLUSTER
@@ -43,6 +43,7 @@ PROBLEMS: dict[str, Callable[[], tuple[Callable[..., Any], Any]]] = {
     "adam": lambda: layers(ADAM),
     "global norm": lambda: layers(CLIPPED),
     "norms of the update": lambda: layers(LAMB),
+    "kept where nothing is finite": lambda: (guarded_adam_step(), layers(ADAM)[1]),
     "stack": stack,
 }
 
@@ -140,3 +141,24 @@ def test_stacks_of_a_pipeline_stay_on_the_devices() -> None:
     parallel = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=2)
     with pytest.raises(PlanError, match="is a stack of layers, which stays on the devices"):
         parallel.plan(state, {"x": spec, "y": spec})
+
+
+def test_state_that_others_read_stays_on_the_devices_of_a_pipeline() -> None:
+    """The guard reads all moments, where no layer has more than its own."""
+    step, state = PROBLEMS["kept where nothing is finite"]()
+    method = mw.Auto(stages=2, offload=True)
+    planned = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=2)
+    batch = {"x": np.ones((32, 16), np.float32), "y": np.ones((32, 8), np.float32)}
+    with pytest.raises(PlanError, match="read not only by the update of its own layer"):
+        planned.plan(state, batch)
+
+
+def test_shardings_of_a_plan_say_what_lies_in_host_memory() -> None:
+    step, state = layers(ADAM)
+    planned = mw.parallelize(step, method=mw.Auto(offload=True), cluster=CLUSTER)
+    batch = {"x": np.ones((32, 16), np.float32), "y": np.ones((32, 8), np.float32)}
+    plan = planned.plan(state, batch)
+    placed, _ = mw.shardings(plan, state, batch)
+    kinds = [leaf.memory_kind for leaf in jax.tree.leaves(placed)]
+    assert kinds == [HOST if a.in_host else DEVICE for a in plan.stages[0].arguments[: len(kinds)]]
+    assert HOST in kinds

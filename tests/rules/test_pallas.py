@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas.ops.tpu import flash_attention
@@ -36,7 +37,7 @@ def _call(body: Any, spec: Any = ROW, *, grid: Any = (8,), **options: Any) -> Ca
     return pl.pallas_call(
         body,
         grid=grid,
-        in_specs=[spec],
+        in_specs=options.pop("in_specs", [spec]),
         out_specs=options.pop("out_spec", spec),
         out_shape=jax.ShapeDtypeStruct((8, 8), jnp.float32),
         interpret=True,
@@ -90,6 +91,15 @@ def _numbered(x: Any, out: Any) -> None:
     out[...] = x[...] + pl.program_id(0)
 
 
+def _thirds(x: Any, out: Any) -> None:
+    out[...] = x[...] * lax.rem(pl.program_id(0), 3).astype(jnp.float32)
+
+
+def _summed_in_an_operand(x: Any, kept: Any, out: Any) -> None:
+    kept[...] += x[...]
+    out[...] = kept[...]
+
+
 SCRATCH = {"scratch_shapes": [pltpu.VMEM((1, 8), jnp.float32)]}
 # Kernels whose loop must stay whole, and why.
 WHOLE: dict[str, tuple[Callable[..., Any], str]] = {
@@ -101,6 +111,7 @@ WHOLE: dict[str, tuple[Callable[..., Any], str]] = {
         "leaves in scratch memory",
     ),
     "the number of a block": (_call(_numbered), "reads its program_id"),
+    "a number in groups that do not divide": (_call(_thirds), "in groups of 3"),
     "blocks in another order": (
         _call(_double, pl.BlockSpec((1, 8), lambda i: (7 - i, 0))),
         "blocks do not follow it in their order",
@@ -135,6 +146,57 @@ def test_a_loop_that_may_not_be_split_is_not_and_says_why(name: str) -> None:
     # With one more loop around it, which each row of a batch has for itself, that one is split.
     rule = _rule(jax.vmap(kernel), np.stack([X, X]))
     assert [loop.size for loop in rule.loops] == [2]
+
+
+def _of_all_rows(write: Callable[[Any, Any], None], rows: int) -> Callable[..., Any]:
+    """A kernel with a second result, of which each block is told to write something."""
+
+    def body(x: Any, out: Any, found: Any) -> None:
+        out[...] = 2 * x[...]
+        write(x, found)
+
+    return pl.pallas_call(
+        body,
+        grid=(8,),
+        in_specs=[ROW],
+        out_specs=[ROW, pl.BlockSpec((rows, 8), lambda i: (0, 0))],
+        out_shape=[jax.ShapeDtypeStruct((n, 8), jnp.float32) for n in (8, rows)],
+        interpret=True,
+    )
+
+
+def _last(x: Any, found: Any) -> None:
+    found[...] = x[...]
+
+
+def _last_positive(x: Any, found: Any) -> None:
+    @pl.when(x[0, 0] > 0)
+    def _() -> None:
+        found[...] = x[...]
+
+
+def _at_its_place(x: Any, found: Any) -> None:
+    found[x[0, 0].astype(jnp.int32) % 8] = x[0]
+
+
+def test_a_result_that_all_turns_write_whole_is_that_of_the_last() -> None:
+    (run,) = runs_of(_of_all_rows(_last, 1), (X.astype(np.float32),), "pallas_call")
+    assert [loop.size for loop in run.rule.loops] == [8]
+    check_on_devices(run, (0,), (8,))
+
+
+@pytest.mark.parametrize(("write", "rows"), [(_last_positive, 1), (_at_its_place, 8)])
+def test_a_result_that_turns_write_in_part_keeps_the_loop_whole(write: Any, rows: int) -> None:
+    rule = _rule(_of_all_rows(write, rows), X.astype(np.float32))
+    assert rule.loops == ()
+    assert "a turn leaves in a result what turns before have written" in rule.whole
+
+
+def test_an_operand_that_is_written_is_scratch_memory() -> None:
+    kernel = _call(_summed_in_an_operand, in_specs=[ROW, pl.BlockSpec((1, 8), lambda i: (0, 0))])
+    rule = _rule(kernel, X.astype(np.float32), np.zeros((1, 8), np.float32))
+    assert rule.loops == ()
+    assert "leaves in scratch memory" in rule.whole
 
 
 def test_what_to_write_shows_what_block_maps_say() -> None:

@@ -170,6 +170,27 @@ def test_a_function_without_effect_gives_what_it_gives_on_one_device() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
 
 
+def test_layers_of_a_stage_call_functions_of_their_own() -> None:
+    def scaled(w: Any, scale: float) -> Any:
+        like = jax.ShapeDtypeStruct(w.shape, w.dtype)
+        return jax.pure_callback(lambda v: scale * np.asarray(v), like, w)
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            y = x
+            for n, w in enumerate(weights):
+                y = jnp.tanh(y @ (w * scaled(lax.stop_gradient(w), n + 1.0)))
+            return jnp.mean(y**2)
+
+        value, grads = mw.value_and_grad(loss)(weights)
+        return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
+
+    weights = [jax.random.normal(jax.random.key(n), (8, 8)) / 3 for n in range(4)]
+    planned = _planned(step, method=mw.Auto(stages=2), num_microbatches=2)
+    found, wanted = planned(weights, ROWS), jax.jit(step)(weights, ROWS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, wanted)
+
+
 def test_checks_of_checkify_are_made() -> None:
     def checked(w: Any, x: Any) -> Any:
         checkify.check(jnp.all(x < 1), "a row has {n}", n=x.max())
@@ -181,6 +202,27 @@ def test_checks_of_checkify_are_made() -> None:
 
     _, error = _planned(step, method=mw.IntraOp((8,)))(WEIGHTS, ROWS)
     assert "a row has 1.2" in str(error.get())
+
+
+def of_the_host(w: Any, x: Any) -> Any:
+    """A step that is another function in each trace."""
+
+    def doubled(y: Any) -> Any:
+        return 2 * y
+
+    jax.debug.callback(lambda *values: note(*values), x.sum())
+    y = jax.pure_callback(lambda y: doubled(y), x, x)
+    return w - (y @ w).mean(), x.sum()
+
+
+def test_a_plan_of_a_step_with_callbacks_is_for_the_step_of_the_next_process() -> None:
+    kept = mw.Plan.from_json(
+        _planned(of_the_host, method=mw.IntraOp((8,))).plan(WEIGHTS, ROWS).to_json()
+    )
+    wanted, calls = _run(jax.jit(of_the_host))
+    found, seen = _run(_planned(of_the_host, method=mw.Replay(kept)))
+    assert seen == calls
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
 
 
 def with_results(w: Any, x: Any) -> Any:

@@ -139,11 +139,21 @@ class _Update:
                         inputs=inputs,
                         time=new[0],
                         gradients=tuple(dict.fromkeys(g for t in inputs if (g := gradients[t]))),
-                        results=tuple(self.result_of[t] for t in earlier if t in self.result_of),
+                        results=tuple(
+                            r for t in earlier if (r := self._made_result(t, found)) >= 0
+                        ),
                     )
                 )
             found |= dict.fromkeys(new)
         return HostOrder(tuple(found | dict.fromkeys(sorted(self.members))), tuple(groups))
+
+    def _made_result(self, t: int, made: Collection[int]) -> int:
+        """Return which result takes the place of an input; -1 if it is not made yet.
+
+        A group may come for another result: a norm of all moments, an average that the loss reads.
+        """
+        j = self.result_of.get(t, -1)
+        return j if j >= 0 and self.maker.get(self.graph.outputs[j]) in made else -1
 
     def _needed(self, j: int) -> frozenset[int]:
         """Return the members that lead to a result."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from meshwise.cluster.mesh import DeviceSpec
@@ -11,6 +12,7 @@ from meshwise.graph.layout import local_shape
 from meshwise.plan.offload import offloadable
 from meshwise.planner.offload import ALL_IN_HOST, check_room, possible_offload
 from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.layering import Layering
 
 
@@ -34,7 +36,31 @@ def layers_offload(layers: Layering, asked: bool | None, device: DeviceSpec) -> 
             f"offload=True: {ends.original.names[stacks[0]]} is a stack of layers, which stays on "
             "the devices of a pipeline; give each layer arrays of its own, or plan for one mesh"
         )
-    return False if stacks else found
+    elsewhere = _read_elsewhere(layers)
+    if elsewhere and found:
+        raise PlanError(
+            f"offload=True: {layers.split.names[elsewhere[0]]} is read not only by the update of "
+            "its own layer, and stays on the devices of a pipeline; plan for one mesh, or leave "
+            "offload out"
+        )
+    return False if stacks or elsewhere else found
+
+
+def _read_elsewhere(layers: Layering) -> list[int]:
+    """Return the state, parameters apart, that more than the update of one layer reads."""
+    split, update = layers.split, layers.update
+    forward, joined = split.forward.jaxpr, [v for e in update.joining for v in e.outvars]
+    common = update.behind([*joined, *variables(update.common_results().values())])
+    read = {update.position[v] for e in common for v in variables(e.invars) if v in update.position}
+    place = {v: i for i, v in enumerate(forward.invars)}
+    read |= {place[v] for e in forward.eqns for v in variables(e.invars) if v in place}
+    readers = Counter(i for k in range(len(layers.ranges)) for i in update.share(k, k).arguments)
+    parameters = {place[v] for v in split.roots if v in place}
+    return [
+        i
+        for i, _ in sorted(split.aliases)
+        if i not in parameters and split.in_avals[i].shape and (i in read or readers[i] > 1)
+    ]
 
 
 def offloadable_bytes(layers: Layering) -> int:

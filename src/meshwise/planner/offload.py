@@ -124,8 +124,8 @@ def check_offloadable(graph: Graph) -> None:
     if not offloadable(graph):
         raise InfeasibleError(
             "no state of this step can stay in the memory of hosts: each array that it returns "
-            "anew meets no gradient, or is read by a dense product or in a loop too; leave "
-            "offload out"
+            "anew meets no gradient, is not donated, or is read by a dense product, in a loop or "
+            "in a branch too; leave offload out"
         )
 
 

@@ -9,6 +9,7 @@ A function without effects is called by each device, so that nothing needs to be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from meshwise.jax_compat import CALLBACK_EFFECT
 from meshwise.rules.loop_list import dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 # What JAX calls such equations.
 WITH_EFFECT = frozenset({"debug_callback", "debug_print", "io_callback"})
 TOKEN = ShapedArray((), np.dtype(np.int32))
@@ -86,7 +88,18 @@ def _called_once(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -
     return lax.cond(is_first, lambda *x: rebind(eqn, x), lambda token, *_: [token], *operands)
 
 
+def _detail(eqn: Equation) -> str:
+    """Return what JAX calls it: functions of the host look different in each trace and process."""
+    host_call: HostCall = eqn.params["call"]
+    return host_call.primitive.name
+
+
+def _pure_detail(eqn: Equation) -> str:
+    """Return its parameters, without where the function lies in memory."""
+    return _ADDRESS.sub("", ",".join(f"{key}={value}" for key, value in eqn.params.items()))
+
+
 TABLE = {
-    HOST_CALL: PrimitiveRule(_rule, _called_once, no_flop),
-    "pure_callback": PrimitiveRule(_rule, flop=no_flop),
+    HOST_CALL: PrimitiveRule(_rule, _called_once, no_flop, detail=_detail),
+    "pure_callback": PrimitiveRule(_rule, flop=no_flop, detail=_pure_detail),
 }

@@ -7,14 +7,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from meshwise.errors import PlanError
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Stage
-from meshwise.spmd.program import concrete_mesh, partition_spec
+from meshwise.spmd.program import concrete_mesh, partition_spec, placed_sharding
 
 
 def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -105,11 +105,12 @@ def shardings(
     """
     specs = partition_specs(plan, *args, **kwargs)
     mesh = jax_mesh(plan, devices)
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
+    leaves, tree = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    found = [
+        placed_sharding(mesh, spec, in_host=argument.in_host)
+        for spec, argument in zip(leaves, plan.stages[0].arguments, strict=True)
+    ]
+    return jax.tree.unflatten(tree, found)
 
 
 def _specs_of_stages(

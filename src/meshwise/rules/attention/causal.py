@@ -25,6 +25,8 @@ class _Place(NamedTuple):
 _SEEN, _ALL, _UNSEEN = "seen", "all", "unseen"
 # The product with numbers applied to it, and the same under the mask.
 _SCORES, _MASKED = "scores", "masked"
+# Types that hold the number of every row.
+_EXACT = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
 # What may be done to scores before they are masked, with numbers.
 _APPLIED = frozenset(("add", "sub", "mul", "div", "neg", "tanh"))
 
@@ -38,11 +40,17 @@ def is_causal(scores: Scores) -> bool:
     found: list[Any] = [_SCORES]
     for step in scores.steps:
         if isinstance(step, Positions):
-            found.append(_Place(step.dim, 0))
+            found.append(_Place(step.dim, 0) if step.dtype in _EXACT else None)
         elif isinstance(step, Number):
             found.append(_ALL if step.value is True else step.value)
         else:
-            found.append(_of(step.primitive.name, [found[i] for i in step.inputs]))
+            inputs = [found[i] for i in step.inputs]
+            is_cast = step.primitive.name == "convert_element_type"
+            if is_cast and isinstance(inputs[0], _Place):
+                dtype = str(dict(step.params)["new_dtype"])
+                found.append(inputs[0] if dtype in _EXACT else None)
+            else:
+                found.append(_of(step.primitive.name, inputs))
     return found[-1] == _MASKED
 
 

@@ -73,17 +73,22 @@ def _divisor(use: Eqn, place: Var) -> int | None:
     return int(divisor.val) if isinstance(divisor, Literal) else None
 
 
-def starts_afresh(body: FlatJaxpr, carried: Sequence[int], places: Mapping[int, int]) -> bool:
-    """Return whether a kernel writes what blocks leave to the next before it reads it.
+def written_first(
+    body: FlatJaxpr, carried: Sequence[int], places: Mapping[int, int]
+) -> frozenset[int] | None:
+    """Return which references a kernel writes whole, of those that blocks leave to the next.
 
     Args:
         body: The body of the kernel.
         carried: Positions of the references that stay from block to block.
         places: Numbers of the block along loops of the grid, as the body counts them; only those
             that are known.
+
+    Returns:
+        Their positions; None if it reads one that it has not written.
     """
     refs = {body.invars[i]: i for i in carried}
-    return _Walk(places).after(body, refs, {}, frozenset()) is not None
+    return _Walk(places).after(body, refs, {}, frozenset())
 
 
 class _Walk:

@@ -6,7 +6,8 @@ A loop of the grid may be split if
   in a row share it (heads of queries that share a head of keys);
 - these blocks fill the dim;
 - the body does not read its program_id, or only its place in its group;
-- a turn leaves nothing to the next one (`carried`).  Loops that `jax.vmap` has added never do.
+- a turn leaves nothing to the next one (`carried`), and writes all of results that no block
+  follows.  Loops that `jax.vmap` has added never do.
 """
 
 from __future__ import annotations
@@ -15,8 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise.jax_compat import FlatJaxpr, KernelBlocks, Literal, kernel_blocks
-from meshwise.rules.pallas.carried import draws_random_numbers, period, starts_afresh
+from meshwise.jax_compat import (
+    FlatJaxpr,
+    KernelBlocks,
+    Literal,
+    kernel_blocks,
+    written_references,
+)
+from meshwise.rules.pallas.carried import (
+    draws_random_numbers,
+    period,
+    written_first,
+)
 from meshwise.rules.pallas.scalars import outputs_of
 
 
@@ -120,6 +131,10 @@ def _grid_loop(
         if isinstance(dim, str):
             return dim
         dims.append(dim)
+    if size % step:
+        return (
+            f"the kernel asks for its place in groups of {step}, of which there is no whole number"
+        )
     groups = {dim[1] for dim in dims if dim is not None} | {step}
     if len(groups - {1}) > 1:
         return f"blocks follow groups of different sizes, {sorted(groups - {1})}"
@@ -131,8 +146,16 @@ def _grid_loop(
             return f"operand {operand} and result {result} share memory, but not block for block"
     group = max(groups)
     shared = [i for i in range(num_inputs, len(dims)) if dims[i] is None]
-    if own and not _is_independent(params, counted, axis, shared):
-        return "what a turn leaves in scratch memory is read in the next one"
+    if own:
+        first = mapping.num_index_operands
+        # Operands too: a kernel may use one as scratch memory.
+        places = [i - first for i in written_references(body)]
+        kept = [i for i in places if 0 <= i < num_inputs and dims[i] is None]
+        written = _written_first(params, counted, axis, [*kept, *shared])
+        if written is None:
+            return "what a turn leaves in scratch memory is read in the next one"
+        if not written.issuperset(first + i for i in shared):
+            return "a turn leaves in a result what turns before have written"
     return GridLoop(
         axis=axis,
         size=size,
@@ -172,14 +195,14 @@ def _dim_of(
     return dim, group
 
 
-def _is_independent(
+def _written_first(
     params: dict[str, Any], counted: Sequence[int], axis: int, shared: Sequence[int]
-) -> bool:
-    """Return whether the first block of each turn writes what blocks leave to others."""
+) -> frozenset[int] | None:
+    """Return what the first block of each turn writes whole; None if it reads what others left."""
     mapping, body = params["grid_mapping"], params["jaxpr"]
     first = len(body.invars) - mapping.num_scratch_operands
     carried = [mapping.num_index_operands + i for i in shared]
     carried += range(first, len(body.invars))
     # In its first block a turn stands at the first turn of each loop inside of it.
     places = {number: 0 for number, a in enumerate(counted) if a >= axis}
-    return starts_afresh(body, carried, places)
+    return written_first(body, carried, places)

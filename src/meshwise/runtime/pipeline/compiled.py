@@ -74,6 +74,10 @@ class CompiledProgram:
         )
 
 
+# Texts of programs that call functions of the host; they number these and do not name them.
+_CALLS_HOST = ("_callback", "is_host_transfer = true")
+
+
 class CompilationCache:
     """Executables by the text of their programs: equal layers on the same devices share one."""
 
@@ -86,7 +90,10 @@ class CompilationCache:
         Raises:
             ProgramError: on XLA:CPU collectives would race.
         """
-        key = (lowered.as_text(), tuple(mesh.devices.flat))
+        text = lowered.as_text()
+        if any(said in text for said in _CALLS_HOST):
+            return checked(lowered, mesh.devices, name)
+        key = (text, tuple(mesh.devices.flat))
         if key not in self._known:
             self._known[key] = checked(lowered, mesh.devices, name)
         return self._known[key]
