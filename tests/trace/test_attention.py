@@ -156,6 +156,10 @@ def _masked(hidden: Any, inner: float = 0.0) -> Attention:
         (_masked(lambda row, key: key > row), True),
         (_masked(lambda row, key: row + 1 <= key), True),
         (_masked(lambda row, key: ~(key <= row)), True),
+        (_masked(lambda row, key: row.astype("float32") < key.astype("float32")), True),
+        # Such types round the numbers of rows of a long sequence, or wrap around.
+        (_masked(lambda row, key: row.astype("bfloat16") < key.astype("bfloat16")), False),
+        (_masked(lambda row, key: row.astype("int8") < key.astype("int8")), False),
         (_masked(lambda row, key: key - row > 0), False),  # right, but not found
         (_masked(lambda row, key: row <= key), False),  # row 0 sees nothing
         (_masked(lambda row, key: row + 1 < key), False),  # a key behind is seen
