@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
 
     def running(*compiled: Callable[[int], int], options: tuple[str, ...] = ()) -> Any:
         answers = iter(compiled)
-        monkeypatch.setattr(plan_verification, "check_target", lambda *_: None)
+        monkeypatch.setattr("meshwise.api.verify.check_target", lambda *_: None)
         monkeypatch.setattr(
             plan_verification,
             "verify_planned",

@@ -238,9 +238,9 @@ def plan(
     )
     try:
         if verify:
-            from meshwise.cli.plan_verification import check_verifiable
+            from meshwise.api.verify import check_target
 
-            check_verifiable(cluster, target)
+            check_target(cluster, target)
         with collection_paused():
             chosen = chosen_step(model, step, batch, dtype, changes)
         verified = ""

@@ -7,25 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshwise.api.verified_plan import plan_verified
-from meshwise.api.verify import check_target, verify_planned
+from meshwise.api.verify import verify_planned
 from meshwise.cli.verify import told_by
-from meshwise.cluster.spec import ClusterSpec
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.targets.verification import Verification
-
-
-def check_verifiable(cluster: ClusterSpec, target: str | None) -> None:
-    """Check that there is a compiler for the devices of a cluster.
-
-    Args:
-        cluster: The cluster.
-        target: Name of the devices in place of those of the cluster.
-
-    Raises:
-        PlanError: there is none.
-    """
-    check_target(cluster, target)
 
 
 def planned_until_it_fits(
@@ -38,7 +24,7 @@ def planned_until_it_fits(
 
     Args:
         plan: Plans for a share of the memory of every device.
-        target: As `check_verifiable` has it.
+        target: Name of the devices in place of those of the cluster.
         out: Where the plan is going to be written; one that fails to compile is kept beside it.
         report: Is told of progress.
 

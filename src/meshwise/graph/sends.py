@@ -118,17 +118,11 @@ def half_bytes(
         results: The whole results.
     """
     ring = rule.ring
-    layouts = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
     assert ring is not None
-    assert layouts[0] is not None
-    assert layouts[1] is not None
+    of_operands, of_results = _block_bytes(rule, strategy, sizes, operands, results)
     return [
-        math.prod(local_shape(tensors[k].shape, found[k], sizes)) * tensors[k].itemsize // 2
-        for places, tensors, found in (
-            (ring.halved_operands, operands, layouts[0]),
-            (ring.halved_results, results, layouts[1]),
-        )
-        for k in places
+        *(of_operands[k] // 2 for k in ring.halved_operands),
+        *(of_results[k] // 2 for k in ring.halved_results),
     ]
 
 
@@ -149,19 +143,28 @@ def ring_bytes(
         results: The whole results.
     """
     ring = rule.ring
-    layouts = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
     assert ring is not None
+    of_operands, of_results = _block_bytes(rule, strategy, sizes, operands, results)
+    return sum(of_operands[k] for k in ring.operands), sum(of_results[k] for k in ring.results)
+
+
+def _block_bytes(
+    rule: LoopRule,
+    strategy: Strategy,
+    sizes: Sequence[int],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+) -> tuple[list[int], list[int]]:
+    """Return the bytes of the block of one device, of each operand and of each result."""
+    layouts = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
     assert layouts[0] is not None
     assert layouts[1] is not None
     of_operands, of_results = (
-        sum(
-            math.prod(local_shape(tensors[k].shape, found[k], sizes)) * tensors[k].itemsize
-            for k in places
-        )
-        for places, tensors, found in (
-            (ring.operands, operands, layouts[0]),
-            (ring.results, results, layouts[1]),
-        )
+        [
+            math.prod(local_shape(tensor.shape, layout, sizes)) * tensor.itemsize
+            for tensor, layout in zip(tensors, found, strict=True)
+        ]
+        for tensors, found in ((operands, layouts[0]), (results, layouts[1]))
     )
     return of_operands, of_results
 
