@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from meshwise.targets.verification import Verification
 
 _NOT_FITTING = (TypeError, ValueError)
-# What a function of `jax.jit` has, and what to use here.
+# Attributes of a function of `jax.jit`, and what to use here in their place.
 _OF_JIT = {
     "lower": "program_text(...) returns the program, compiled_text(...) what XLA made of it, "
     "verify(...) compiles it for devices that are not here",

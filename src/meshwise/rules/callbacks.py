@@ -30,7 +30,7 @@ from meshwise.rules.loop_list import dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
-# What JAX calls such equations.
+# The names of such equations in JAX.
 WITH_EFFECT = frozenset({"debug_callback", "debug_print", "io_callback"})
 TOKEN = ShapedArray((), np.dtype(np.int32))
 
@@ -40,7 +40,7 @@ class HostCall:
     """An equation of JAX's that calls a function of the host; two are never equal.
 
     Attributes:
-        primitive: What JAX binds.
+        primitive: The primitive of JAX.
         params: Its parameters, unordered.
     """
 

@@ -75,7 +75,7 @@ class _PlansRequest(NamedTuple):
 
 
 class _RunsRequest(NamedTuple):
-    """What costs of runs of layers follow from, asked of the second process.
+    """A question to the second process: the costs of runs of layers.
 
     Attributes:
         graphs: The graphs among `keys` that the process does not have yet.
@@ -95,7 +95,7 @@ class _RunsRequest(NamedTuple):
 
 
 class _RunRequest(NamedTuple):
-    """What plans of a run within its memory follow from, asked of the second process.
+    """A question to the second process: the plans of a run within its memory.
 
     Attributes:
         graphs: The graphs among `keys` that the process does not have yet.
@@ -396,7 +396,7 @@ def serve() -> None:
 
 
 class _Served:
-    """What the second process has and knows.
+    """The state of the second process.
 
     Attributes:
         pieces: The graphs of layers.

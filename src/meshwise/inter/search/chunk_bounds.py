@@ -1,4 +1,4 @@
-"""What no pipeline with several stages a mesh is below, however its layers are cut.
+"""Lower bounds of pipelines with several stages a mesh, however their layers are cut.
 
 Stages k = 0..S-1 on n meshes, t_k the seconds of a micro-batch on stage k, B micro-batches.  No
 mesh ends before it has done its own work, and the meshes together do all of it:

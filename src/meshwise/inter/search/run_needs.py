@@ -1,4 +1,4 @@
-"""What runs of layers on one mesh take and hold at least, before they are planned."""
+"""The least time and memory of runs of layers on one mesh, before they are planned."""
 
 from __future__ import annotations
 
