@@ -336,6 +336,7 @@ def _planned(
         memory_bytes=asked.options.memory_bytes,
         tied=layers.tied_names(),
         cuts=layers.ranges,
+        known=asked.plans.known,
     )
     decisions = stage_decisions(found, costs)
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.search.finishing import NamedLayers
+from meshwise.inter.search.known_layers import KnownLayers
 from meshwise.intra.options import IntraOptions
 from meshwise.planner.pinned_layers import PinnedCosts, PinnedSource
 from meshwise.trace.layers.layering import Layering
@@ -20,6 +21,7 @@ class SharedPlans:
         options: How they are planned.
         times: Tells how long planned layers take; None: the model does.
         records: What was found out about layers before; None: nothing.
+        known: What plans say of layers.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class SharedPlans:
         """Begin without any plan."""
         self.layers, self.options = layers, options
         self.times, self.records = times, records
+        self.known = KnownLayers()
         self._known: dict[frozenset[str], tuple[NamedLayers, VariantCosts]] = {}
 
     def of(self, pins: Mapping[str, object]) -> tuple[NamedLayers, VariantCosts]:

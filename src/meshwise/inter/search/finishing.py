@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
 from meshwise.inter.layer_cost.arrival_bytes import ArrivalBytes
@@ -15,83 +14,33 @@ from meshwise.inter.layer_cost.arrivals import (
     arrival_works,
     planned_neighbours,
 )
-from meshwise.inter.layer_cost.footprint import footprint
-from meshwise.inter.layer_cost.passes import pass_seconds
-from meshwise.inter.layer_cost.state_costs import Entry
 from meshwise.inter.layer_cost.waiting_values import waiting_bytes
-from meshwise.inter.search.layer_work import state_arguments, with_work
+from meshwise.inter.search.known_layers import KnownLayers, PlannedLayer
+from meshwise.inter.search.layer_work import with_work
 from meshwise.inter.search.memory_guard import check_pipeline_fits
 from meshwise.inter.search.passing import with_passing
 from meshwise.inter.search.search import FoundPipeline, stage_plan
-from meshwise.inter.search.split_stage import SplitLayer, with_weights_apart
 from meshwise.inter.search.unsearched_memory import check_room
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageSpan, in_flight
 from meshwise.pieces.neighbours import CrossingNames, Neighbours
 from meshwise.pieces.piece import PieceGraph
-from meshwise.plan.counts.contents import Argument
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fingerprint import pipeline_fingerprint
 from meshwise.plan.fits import REPORT
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
-from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.verify import verify_decision
+from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays, at_most_held
-from meshwise.system.identity import Same
 from meshwise.units import seconds_text
 
 # Of the step time; less is not told.
 _MUCH = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerFacts:
-    """What a plan says of a planned layer; equal layers that share one entry share these.
-
-    Attributes:
-        decision: Number of its decision in the plan.
-        forward_s: Forward pass of one micro-batch.
-        backward_s: Backward pass of one micro-batch.
-        state: Its parameters and optimizer state, without names.
-    """
-
-    decision: int
-    forward_s: float
-    backward_s: float
-    state: tuple[Argument, ...]
-
-
-class _KnownLayers:
-    """Facts of planned layers by the identity of their entry, and their decisions, each once."""
-
-    def __init__(self) -> None:
-        self.decisions: dict[GraphDecision, int] = {}
-        self._facts: dict[Same, _LayerFacts] = {}
-
-    def facts(self, piece: PieceGraph, plan: Entry, mesh: LogicalMesh) -> _LayerFacts:
-        """Return the facts of a layer.
-
-        Raises:
-            PlanError: its decision is not one about its graph, which is an error of the planner.
-        """
-        if Same(plan) not in self._facts:
-            decision = plan.decision
-            verify_decision(piece.graph, decision, mesh)
-            ahead, back = pass_seconds(piece, decision, mesh, plan.loop_s)
-            found = _LayerFacts(
-                decision=self.decisions.setdefault(decision, len(self.decisions)),
-                forward_s=ahead,
-                backward_s=back,
-                state=state_arguments(piece, decision),
-            )
-            self._facts[Same(plan)] = found
-        return self._facts[Same(plan)]
 
 
 class NamedLayers(LayerSource, Protocol):
@@ -135,14 +84,16 @@ class _Chosen:
         found: What the search found.
         costs: Its plans of layers.
         transfers: How tensors pass between hosts.
-        known: What a plan says of these layers.
+        known: What a plan says of layers.
+        decisions: Those of the plan, each once, with its number.
     """
 
     source: NamedLayers
     found: FoundPipeline
     costs: VariantCosts
     transfers: str
-    known: _KnownLayers = field(default_factory=_KnownLayers)
+    known: KnownLayers
+    decisions: dict[GraphDecision, int] = field(default_factory=dict[GraphDecision, int])
 
     def placed(self, cluster: ClusterSpec) -> _Placed:
         """Return the stages at their places.
@@ -158,7 +109,7 @@ class _Chosen:
         table = schedule.table(len(first), count, len(set(first)))
         stages = tuple(self._stage(index, first) for index in range(len(first)))
         neighbours = planned_neighbours(
-            stages, first, tuple(self.known.decisions), self.piece, self.source.crossing_names
+            stages, first, tuple(self.decisions), self.piece, self.source.crossing_names
         )
         stages = with_passing(stages, cluster, neighbours, self.transfers)
         arrivals = arrival_works(neighbours)
@@ -226,7 +177,7 @@ class _Chosen:
             tried=tuple(sorted(found.tried.items())),
             step_flop=step_flop,
             warnings=tuple(_unsearched(placed, found.plan.total_s, count)),
-            decisions=tuple(self.known.decisions),
+            decisions=tuple(self.decisions),
             delays=placed.delays,
             fingerprint=pipeline_fingerprint(
                 placed.stages, lambda c, remat: costs.graph(c, remat, count).graph
@@ -249,17 +200,19 @@ class _Chosen:
         shapes = [self.found.kinds[s.submesh].shape for s in spans]
         return place_stages(shapes, cluster.num_hosts, cluster.devices_per_host)
 
-    def _layers(self, index: int) -> list[tuple[PieceGraph, Entry, _LayerFacts]]:
-        """Return the layers of a stage, their plans, and what a plan says of them."""
+    def _layers(self, index: int) -> list[PlannedLayer]:
+        """Return the layers of a stage with their plans."""
         span = self.found.plan.stages[index]
         mesh = self.found.variants[span.submesh][span.variant].mesh
-        numbers = range(span.first_layer, span.last_layer + 1)
-        pieces = [self._piece(span, k) for k in numbers]
         entries = stage_plan(self.found, self.costs, span).entries
         return [
-            (piece, entry, self.known.facts(piece, entry, mesh))
-            for piece, entry in zip(pieces, entries, strict=True)
+            PlannedLayer(self._piece(span, k), entry, mesh)
+            for k, entry in enumerate(entries, span.first_layer)
         ]
+
+    def _number(self, decision: GraphDecision) -> int:
+        """Return the number of a decision in the plan."""
+        return self.decisions.setdefault(decision, len(self.decisions))
 
     def _stage(self, index: int, first_devices: Sequence[int]) -> Stage:
         """Return a stage, without what it does in a step."""
@@ -268,7 +221,7 @@ class _Chosen:
         variant = found.variants[span.submesh][span.variant]
         run = stage_plan(found, self.costs, span)
         memory, submesh = run.memory, problem.costs.submeshes[span.submesh]
-        facts = [layer for _, _, layer in self._layers(index)]
+        facts = [self.known.facts(layer) for layer in self._layers(index)]
         # What follows on its own mesh is not sent.
         sends = any(place != first_devices[index] for place in first_devices[index + 1 : index + 2])
         sent = source.crossing_bytes(span.last_layer) if sends else 0
@@ -281,7 +234,7 @@ class _Chosen:
                         replace(argument, name=name)
                         for name, argument in zip(source.state_names(k), layer.state, strict=True)
                     ),
-                    decision=layer.decision,
+                    decision=self._number(layer.decision),
                 )
                 for k, layer in enumerate(facts, span.first_layer)
             ),
@@ -305,28 +258,24 @@ class _Chosen:
     def _with_weights_apart(
         self, index: int, stage: Stage, arrivals: Sequence[ArrivalWork]
     ) -> Stage:
-        layers = [
-            SplitLayer(
-                piece=piece, decision=plan.decision, extra=extra, backward_s=layer.backward_s
-            )
-            for (piece, plan, layer), extra in zip(
-                self._layers(index), _extras(stage, arrivals), strict=True
-            )
-        ]
-        return with_weights_apart(stage, layers)
+        """Return a stage with its gradients of weights apart, none of which waits yet."""
+        pairs = zip(self._layers(index), _extras(stage, arrivals), strict=True)
+        apart = [self.known.weights_apart(layer, extra) for layer, extra in pairs]
+        return replace(
+            stage,
+            temporary_bytes=max(layer.temporary_bytes for layer in apart),
+            weights=WeightGradients(
+                seconds=sum(layer.seconds for layer in apart),
+                held_bytes=sum(layer.held_bytes for layer in apart),
+                waiting=0,
+            ),
+        )
 
     def _with_extra(self, index: int, stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
         """Return a stage with room for values of other layers that its layers change."""
-        most, known = stage.temporary_bytes, set[object]()
-        layers = zip(self._layers(index), _extras(stage, arrivals), strict=True)
-        for (piece, plan, _), extra in layers:
-            # Equal layers share one plan.
-            key = (Same(plan.decision), extra)
-            if extra and key not in known:
-                known.add(key)
-                held = footprint(piece, plan.decision, stage.mesh, extra=extra)
-                most = max(most, held.temporary_bytes)
-        return replace(stage, temporary_bytes=most)
+        pairs = zip(self._layers(index), _extras(stage, arrivals), strict=True)
+        most = max(self.known.temporary_bytes(layer, extra) for layer, extra in pairs)
+        return replace(stage, temporary_bytes=max(stage.temporary_bytes, most))
 
 
 def finished(
@@ -341,6 +290,7 @@ def finished(
     memory_bytes: int | None = None,
     tied: Sequence[str] = (),
     cuts: Sequence[tuple[int, int]] = (),
+    known: KnownLayers | None = None,
 ) -> tuple[Plan, Timeline]:
     """The plan and its simulated timeline.
 
@@ -356,12 +306,19 @@ def finished(
         memory_bytes: Of a device, as it was asked for; None: what the cluster has.
         tied: Names of parameters that several layers read.
         cuts: First and last operator of each layer.
+        known: What plans of these layers say of them, to be added to; None: nothing is known.
 
     Raises:
         UnsearchedMemoryError: there is no room for what the search did not count.
         PlanError: the plan does not fit, which is an error of the planner.
     """
-    chosen = _Chosen(source=source, found=found, costs=costs, transfers=transfers)
+    chosen = _Chosen(
+        source=source,
+        found=found,
+        costs=costs,
+        transfers=transfers,
+        known=KnownLayers() if known is None else known,
+    )
     schedule = found.problem.schedule
     placed = chosen.placed(cluster)
     timeline = simulate_stages(

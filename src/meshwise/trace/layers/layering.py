@@ -66,6 +66,7 @@ class Layering:
                 readers[r].append(k)
         self.update = Update(split, readers)
         self.classes = self._classes()
+        self._crossing: dict[int, int] = {}
         self._rows: dict[Var, int] = {}
         self._joined: set[Var] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
@@ -148,13 +149,14 @@ class Layering:
 
     def crossing_bytes(self, layer: int) -> int:
         """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
-        last = self.ranges[layer][1]
-        cut = self.cutter
-        return sum(
-            num_bytes(v.aval)
-            for v, made in cut.chain.maker.items()
-            if made <= last and cut.is_read_after(v, last)
-        )
+        if layer not in self._crossing:
+            last, cut = self.ranges[layer][1], self.cutter
+            self._crossing[layer] = sum(
+                num_bytes(v.aval)
+                for v, made in cut.chain.maker.items()
+                if made <= last and cut.is_read_after(v, last)
+            )
+        return self._crossing[layer]
 
     def joint(self, first: int, last: int, remat: Remat = "none") -> Joint:
         """Return the same, differentiated."""
