@@ -86,8 +86,8 @@ def x64() -> Iterator[None]:
 @pytest.fixture
 def one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `meshwise train` trains has one layer: half of the time to trace."""
-    whole = TrainOptions.gpt
-    monkeypatch.setattr(TrainOptions, "gpt", lambda self: replace(whole(self), num_layers=1))
+    whole = TrainOptions.config
+    monkeypatch.setattr(TrainOptions, "config", lambda self: replace(whole(self), num_layers=1))
 
 
 @pytest.fixture

@@ -15,10 +15,12 @@ from click.testing import CliRunner, Result
 
 from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
+from meshwise.cli.train_view import TrainView
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.simulate.trace import chrome_trace
 from meshwise.train.options import TrainOptions
+from meshwise.train.sample import Sample
 
 # The package attribute of that name is the command, not its module.
 train_module = importlib.import_module("meshwise.cli.train")
@@ -63,6 +65,37 @@ def test_a_measured_step_is_written_as_a_trace(run: Any, tmp_path: Path) -> None
     refused = run("--stages", "1", "--trace", str(tmp_path / "none" / "step.json"))
     assert refused.exit_code == 1
     assert "no folder" in refused.output
+
+
+def test_the_plan_of_one_mesh_has_a_page_without_a_measured_step(run: Any, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    result = run("--html", str(page))
+    assert result.exit_code == 0, result.output
+    assert "<h1>Pretended()</h1>" in page.read_text()
+    shown = " ".join(result.output.split())
+    assert "wrote " in shown
+    assert "no step was measured" not in shown
+
+
+def test_a_run_that_ends_shows_a_text_of_the_model_one_that_stops_does_not(run: Any) -> None:
+    class Interrupted(JitStep):
+        def __call__(self, state: Any, batch: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__call__(state, batch)
+
+    assert "sample" not in run(step=Interrupted).output
+    shown = run().output
+    _, sample = shown.split("sample: held-out text")
+    # The prompt is 5 of the 16 bytes.
+    assert any(part in sample for part in ("same", "line", "agai", "ain a", "nd ag", " the "))
+    assert "the plan as a page with pictures: --html" in shown
+
+
+def test_what_a_terminal_would_obey_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainView(use_stderr=False, dump_plan=False) as view:
+        view.on_sample(Sample("a\x1b[2Jb\n", "c\rd"))
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1:3] == ["a\N{MIDDLE DOT}[2Jb", "c\N{MIDDLE DOT}d"]
 
 
 def test_a_trace_that_cannot_be_written_does_not_cost_the_run(run: Any, tmp_path: Path) -> None:
@@ -294,7 +327,7 @@ def test_a_failure_is_told_in_one_line(run: Any) -> None:
             "goes with --method auto, not with zero3",
         ),
         (["--trace", "x.json"], "--trace is of a pipeline; give --stages, too"),
-        (["--html", "x.html"], "--html is of a pipeline; give --stages, too"),
+        (["--model", "llama-tiny", "--dropout", "0.1"], "--dropout: llama-tiny has none"),
         (["--stages", "2", "--mesh", "2x4"], "--mesh is the shape of one mesh; with --stages"),
         (["--stages", "2", "--schedule", "2f1b"], "'2f1b' is not one of"),
         (["--text", "/no/such/text"], "does not exist"),

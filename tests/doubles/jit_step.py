@@ -159,5 +159,8 @@ class Recorder:
     def on_end(self, summary: Any) -> None:
         self.events.append(("end", summary))
 
+    def on_sample(self, sample: Any) -> None:
+        self.events.append(("sample", sample))
+
     def of(self, kind: str) -> list[Any]:
         return [event[1:] for event in self.events if event[0] == kind]

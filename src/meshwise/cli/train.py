@@ -39,7 +39,7 @@ from meshwise.schedules.registry import ALL, choices
 from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
-from meshwise.train.options import TrainOptions
+from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout
 from meshwise.train.start import is_begun
 from meshwise.train.summary import TrainSummary
 
@@ -95,7 +95,14 @@ def _option(*names: str, **settings: Any) -> Any:
     help="File or folder to learn "
     "from, byte by byte. Default: Python's standard library (without its tests).",
 )
-@_option("--model", type=click.Choice(gpt_config.names), default="small", help="Size of the GPT.")
+@_option(
+    "--model",
+    type=click.Choice(TRAINED_MODELS),
+    metavar="NAME",
+    default="small",
+    help=f"Size of the GPT ({', '.join(gpt_config.names)}), or a model by its whole name, as "
+    "llama-tiny or experts-tiny; `meshwise plan --help` has them all.",
+)
 @_option("--seq", type=click.IntRange(2), default=128, help="Bytes in one sequence.")
 @_option("--batch", type=click.IntRange(1), default=16, help="Sequences in one step.")
 @_option("--steps", type=click.IntRange(1), default=400, help="Step at which the run ends.")
@@ -160,7 +167,7 @@ def _option(*names: str, **settings: Any) -> Any:
     type=click.Choice([*choices(), ALL]),
     metavar="NAME",
     help="Order of the micro-batches in a pipeline: "
-    f"{', '.join(choices())}, or all for the fastest. Default: 1f1b.",
+    f"{', '.join(choices())}, or all for the fastest. Default: the fastest of all but gpipe.",
 )
 @_option(
     "--memory",
@@ -206,7 +213,7 @@ def _option(*names: str, **settings: Any) -> Any:
     "html_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The same step in a page about the plan, below the simulated one.",
+    help="A page about the plan; with --stages the same step is in it, below the simulated one.",
 )
 @click.option("--dump-plan", is_flag=True, help="Print the plan as JSON before training.")
 @_option(
@@ -238,13 +245,14 @@ def train(  # The options above say what the arguments are.
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Train a byte-level GPT through a plan that Meshwise finds.
+    """Train a GPT or a Llama on bytes, through a plan that Meshwise finds.
 
     Shows the plan, the loss, the loss on held-out files, and at the end what the plan predicted
-    against what happened.
+    against what happened, and a text that the model wrote.
     """
     files = {"--trace": trace_file, "--html": html_file}
-    _check_stages(settings, [name for name, file in files.items() if file is not None])
+    _check_stages(settings, has_trace=trace_file is not None)
+    _check_dropout(settings)
     for file in files.values():
         if file is not None:
             check_writable(file)
@@ -262,7 +270,8 @@ def train(  # The options above say what the arguments are.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     job = current_job()
     speaks = job is None or job.process == 0
-    measure, start = any(files.values()), name_of_start()
+    measure = any(files.values()) and settings["stages"] is not None
+    start = name_of_start()
     options = TrainOptions(
         memory_bytes=memory,
         learning_rate=lr,
@@ -326,7 +335,19 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
         raise click.ClickException(str(error)) from error
 
 
-def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
+def _check_dropout(settings: Mapping[str, Any]) -> None:
+    """Refuse dropout for a model that has none.
+
+    Raises:
+        click.UsageError: naming the option.
+    """
+    if settings["dropout"] and not has_dropout(settings["model"]):
+        raise click.UsageError(
+            f"--dropout: {settings['model']} has none; leave it out, or train a GPT"
+        )
+
+
+def _check_stages(settings: Mapping[str, object], *, has_trace: bool) -> None:
     """Refuse options that contradict each other, and those of pipelines where none was asked for.
 
     Raises:
@@ -337,8 +358,8 @@ def _check_stages(settings: Mapping[str, object], files: Sequence[str]) -> None:
             "--offload goes with --method auto and without --mesh; leave out one or the other"
         )
     if settings["stages"] is None:
-        given = ["--schedule"] if settings["schedule"] is not None else []
-        for name in (*given, *files):
+        given = {"--schedule": settings["schedule"] is not None, "--trace": has_trace}
+        for name in (name for name, is_given in given.items() if is_given):
             raise click.UsageError(f"{name} is of a pipeline; give --stages, too")
         return
     if settings["method"] != "auto":

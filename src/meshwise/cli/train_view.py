@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from meshwise.kernels.folder import has_kernels
+from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
@@ -34,6 +37,7 @@ from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
+from meshwise.train.sample import Sample
 from meshwise.train.step import TrainState
 from meshwise.train.summary import TrainSummary
 from meshwise.units import bytes_text, flop_text, seconds_text
@@ -57,7 +61,7 @@ class TrainView:
             use_stderr: Leave standard output to the caller.
             dump_plan: Print the plan as JSON, too.
             trace_file: For the measured step.
-            html_file: For the plan with the simulated and the measured step.
+            html_file: For the plan, in a pipeline with the simulated and the measured step.
             is_silent: Whether another process of the job says all this.
         """
         self._console = Console(stderr=use_stderr, highlight=False, quiet=is_silent)
@@ -80,6 +84,7 @@ class TrainView:
         )
         self._task: TaskID | None = None
         self._is_planned = False
+        self._planned_at = 0.0
 
     @property
     def unwritten(self) -> tuple[str, ...]:
@@ -112,8 +117,9 @@ class TrainView:
         """Say what is trained on what."""
         self._options = options
         devices = jax.devices()
+        name = f"GPT {options.model}" if options.model in gpt_config.names else options.model
         self._console.print(
-            f"[bold]GPT {options.model}[/] {num_params:,} parameters on [bold]{corpus.name}[/]: "
+            f"[bold]{name}[/] {num_params:,} parameters on [bold]{corpus.name}[/]: "
             f"{corpus.num_files:,} files, {bytes_text(len(corpus.train))} to learn from, "
             f"{bytes_text(len(corpus.heldout))} held out"
         )
@@ -121,6 +127,8 @@ class TrainView:
             f"{len(devices)} x {devices[0].device_kind} devices; {options.batch} x {options.seq} "
             f"bytes a step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
+        once = "" if has_kernels() else "; kernels are compiled too, once, which takes a minute"
+        self.note(f"planning{once}")
 
     def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
         """Show the plan as tables."""
@@ -133,6 +141,10 @@ class TrainView:
         self._console.print((plan_table if is_one else pipeline_table)(plan, plan_s))
         for warning in plan.warnings:
             self._console.print(f"[yellow]warning:[/] {warning}")
+        if is_one and self._html_file is not None:
+            self._write(self._html_file, plan_page(plan))
+        self.note("compiling the step for the devices")
+        self._planned_at = time.perf_counter()
 
     def on_resume(self, step: int) -> None:
         """Say where the run goes on."""
@@ -143,6 +155,8 @@ class TrainView:
         assert self._options is not None
         rate = self._options.batch * self._options.seq / step_s
         if self._task is None:
+            ready_s = time.perf_counter() - self._planned_at
+            self.note(f"the first step is done, {seconds_text(ready_s)} after the plan")
             self._progress.start()
             self._task = self._progress.add_task(
                 "", total=self._options.steps, completed=step, loss=loss, rate=rate
@@ -203,8 +217,11 @@ class TrainView:
             f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}, held-out "
             f"{summary.heldout_loss:.3f}; {summary.tokens_per_s:,.0f} tokens/s"
         )
-        unwritten = [str(x) for x in (self._trace_file, self._html_file) if x is not None]
-        if unwritten and not self._is_measured:
+        assert self._options is not None
+        has_stages = self._options.stages is not None
+        files = (self._trace_file, self._html_file)
+        unwritten = [str(x) for x in files if x is not None]
+        if unwritten and not self._is_measured and has_stages:
             self.note(
                 f"no step was measured: the run ended before; not written: {', '.join(unwritten)}"
             )
@@ -228,6 +245,22 @@ class TrainView:
         if len(summary.hosts) > 1:
             self._console.print(hosts_text(summary.hosts), markup=False)
         self._console.print(f"checkpoint: {summary.checkpoint or 'none'}")
+        if self._html_file is None:
+            self.note("the plan as a page with pictures: --html plan.html")
+        if self._trace_file is None and has_stages:
+            self.note("a step as it ran, for Chrome or Perfetto: --trace step.json")
+
+    def on_sample(self, sample: Sample) -> None:
+        """A text that the model wrote after some held-out text."""
+        self._console.print("[bold]sample[/]: held-out text, and in green what the model goes on")
+        self._console.print(
+            Text(_printable(sample.prompt)).append(_printable(sample.text), style="green")
+        )
+
+
+def _printable(text: str) -> str:
+    """Return a text without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text)
 
 
 def layout_table(state: TrainState) -> Table:

@@ -110,6 +110,12 @@ def remove_unused(present: Path, now: float) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def has_kernels() -> bool:
+    """Return whether any kernel is kept from a process before this one."""
+    folder = kernel_folder()
+    return folder is not None and any(folder.iterdir())
+
+
 def has_all_kernels(package: str) -> bool:
     """Return whether every kernel of a package is kept, so that none needs to be compiled."""
     folder = kernel_folder()

@@ -108,7 +108,7 @@ def step_parts(config: Config, rows: int) -> StepParts:
 
 def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> StepParts:
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
-    model: nn.Module = Moe(config) if isinstance(config, MoeConfig) else _language_model(config)
+    model: nn.Module = Moe(config) if isinstance(config, MoeConfig) else language_model(config)
 
     def loss(params: PyTree, kept: PyTree, batch: PyTree) -> tuple[jax.Array, PyTree]:
         variables = {"params": params}
@@ -124,7 +124,12 @@ def _decoder(config: GptConfig | LlamaConfig | MoeConfig, rows: int) -> StepPart
     return init, loss, {"x": tokens, "y": tokens}
 
 
-def _language_model(config: GptConfig | LlamaConfig) -> nn.Module:
+def language_model(config: GptConfig | LlamaConfig) -> nn.Module:
+    """Return the module of a configuration, tokens `[batch, seq]` to logits `[batch, seq, vocab]`.
+
+    Args:
+        config: The configuration of a decoder.
+    """
     if isinstance(config, GptConfig):
         return Gpt(config)
     return ExpertLlama(config) if isinstance(config, ExpertLlamaConfig) else Llama(config)

@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
 from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
-from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import ALL, choices
 
 Objective = Literal["time", "alpa"]
@@ -55,8 +54,9 @@ class Auto:
         seed: Of the solver.
         stages: Pipeline stages; "auto" for as many as are fastest, one included; None for one mesh,
             which is planned as a whole and faster.
-        schedule: The name of the pipeline's schedule, as `schedules.registry.choices` has it; "all"
-            for the fastest of them by simulation.
+        schedule: The name of the pipeline's schedule, as `schedules.registry.choices` has it; None
+            for the fastest by simulation of all but GPipe, which is never faster than eager 1F1B
+            and holds more; "all" for the fastest of all.
         transfers: How tensors pass between hosts from stage to stage: "broadcast" in chunks from
             host to host, "send/recv", "local all-gather" or "global all-gather" (AlpaComm, section
             3.1); none is faster than a broadcast.
@@ -70,7 +70,7 @@ class Auto:
     time_limit_s: float = math.inf
     seed: int = 0
     stages: int | Literal["auto"] | None = None
-    schedule: str = ONE_F_ONE_B.name
+    schedule: str | None = None
     transfers: str = BROADCAST
     measure: bool = False
     offload: bool | None = None
@@ -94,7 +94,7 @@ class Auto:
             )
         if self.measure and self.stages is None:
             raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")
-        if self.schedule not in (*choices(), ALL):
+        if self.schedule not in (None, *choices(), ALL):
             raise PlanError(
                 f"Auto(schedule={self.schedule!r}): the schedules that can run are "
                 f"{', '.join(map(repr, (*choices(), ALL)))}"

@@ -89,7 +89,7 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         cluster=request.cluster(),
         num_microbatches=None if count == "auto" else (count,),
         num_stages=None if method.stages == "auto" else method.stages,
-        schedules=named(method.schedule),
+        schedules=SEARCHED if method.schedule is None else named(method.schedule),
         transfers=method.transfers,
         memory_bytes=request.memory_bytes,
         statistics=request.statistics,

@@ -17,7 +17,9 @@ def method_of(options: TrainOptions) -> Method:
     """
     match options.method.partition(":"):
         case ("auto", "", "") if options.mesh is None:
-            return _auto(options)
+            return mw.Auto(
+                stages=options.stages, schedule=options.schedule, offload=options.offload
+            )
         case ("auto", "", ""):
             return mw.IntraOp(mesh_shape=options.mesh)
         case ("intra", "", ""):
@@ -35,12 +37,6 @@ def method_of(options: TrainOptions) -> Method:
             return mw.Megatron(dp=dp, tp=tp)
         case _:
             raise ValueError(f"no method {options.method!r}")
-
-
-def _auto(options: TrainOptions) -> mw.Auto:
-    if options.schedule is None:
-        return mw.Auto(stages=options.stages, offload=options.offload)
-    return mw.Auto(stages=options.stages, schedule=options.schedule, offload=options.offload)
 
 
 def step_builder(options: TrainOptions) -> StepBuilder:

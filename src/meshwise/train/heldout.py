@@ -50,8 +50,7 @@ def heldout_look(
 
         if compiled is None:
             compiled = jax.jit(loss)
-        if len({frozenset(x.sharding.device_set) for x in jax.tree.leaves(params)}) > 1:
-            params = jax.device_put(params, whole)
+        params = on_one_mesh(params)
         batches = corpus.heldout_batches(
             num_batches=options.eval_batches, batch=options.batch, seq=options.seq
         )
@@ -59,6 +58,17 @@ def heldout_look(
         return statistics.fmean(losses)
 
     return look
+
+
+def on_one_mesh(params: PyTree) -> PyTree:
+    """Return parameters as they lie; those of several meshes whole on all of their devices.
+
+    Args:
+        params: Parameters.
+    """
+    if len({frozenset(x.sharding.device_set) for x in jax.tree.leaves(params)}) == 1:
+        return params
+    return jax.device_put(params, _spread_shardings(params, 1)[1])
 
 
 def _followed_loss(

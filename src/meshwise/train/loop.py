@@ -20,7 +20,6 @@ import jax
 
 from meshwise.errors import CheckpointError, PlanError, StateLostError
 from meshwise.jax_compat import PyTree
-from meshwise.models.sizes.gpt_sizes import num_parameters
 from meshwise.plan.plan import Plan
 from meshwise.report.host_stats import HostStats
 from meshwise.runtime.donation import lost_before
@@ -36,8 +35,9 @@ from meshwise.train.history import History
 from meshwise.train.kept_plan import keep_plan, kept_plan
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
+from meshwise.train.sample import Sample, sampled
 from meshwise.train.start import note_start
-from meshwise.train.step import TrainState, state_creator, train_step_of
+from meshwise.train.step import TrainState, num_parameters, state_creator, train_step_of
 from meshwise.train.summary import (
     StageSummary,
     TrainSummary,
@@ -90,6 +90,10 @@ class Listener(Protocol):
 
     def on_end(self, summary: TrainSummary) -> None:
         """The run has ended, also if it fails now because its last state is not saved."""
+        ...
+
+    def on_sample(self, sample: Sample) -> None:
+        """The trained model wrote a text; only of a run of one process that is complete."""
         ...
 
 
@@ -280,10 +284,10 @@ def run_training(
     started = time.perf_counter()
     _check_folder(options.out)
     corpus = load_corpus(options.text, seq=options.seq)
-    listener.on_start(options, corpus, num_parameters(options.gpt()))
     create_state, key = state_creator(options), jax.random.key(options.seed)
     first_batch = corpus.batch_at(0, batch=options.batch, seq=options.seq, seed=options.seed)
     state_shapes = jax.eval_shape(create_state, key)
+    listener.on_start(options, corpus, num_parameters(state_shapes))
     kept = kept_plan(options, job)
     step = build(train_step_of(options), kept)
     try:
@@ -346,6 +350,8 @@ def run_training(
         if newest is not None:
             kept = f"the newest checkpoint is {summary.checkpoint}"
         raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
+    if job is None and summary.is_complete:
+        listener.on_sample(sampled(options, corpus, run.state.params))
     return summary
 
 
@@ -401,7 +407,7 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
     window = max(1, min(_WINDOW, len(run.losses) // 2))
     return TrainSummary(
         model=options.model,
-        num_parameters=num_parameters(options.gpt()),
+        num_parameters=num_parameters(run.state),
         text=corpus.name,
         train_bytes=len(corpus.train),
         heldout_bytes=len(corpus.heldout),

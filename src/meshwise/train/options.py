@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.models.gpt import GptConfig
+from meshwise.models.llama import LlamaConfig
+from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.sizes.gpt_sizes import BYTES, gpt_config
+
+# Sizes of GPT, and models by their whole names.
+TRAINED_MODELS = (
+    *gpt_config.names,
+    *(name for name in MODEL_NAMES if name.startswith(("gpt-", "llama-", "experts-"))),
+)
+
+
+def has_dropout(model: str) -> bool:
+    """Return whether a model has dropout.
+
+    Args:
+        model: One of `TRAINED_MODELS`.
+    """
+    return model in gpt_config.names or model.startswith("gpt-")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +35,13 @@ class TrainOptions:
     Attributes:
         out: Folder of the run: checkpoints and the summary.
         text: File or folder to learn from; None for the standard library of this Python.
-        model: Size by name (`models.sizes.gpt_sizes`), on bytes.
+        model: One of `TRAINED_MODELS`, on bytes.
         seq: Bytes in one training sequence.
         batch: Sequences in one step, over all devices and micro-batches.
         steps: Step at which the run ends, counted from the first start.
         learning_rate: Peak, reached after `warmup_steps`.
         warmup_steps: Linear warm-up; afterwards the rate falls with the root of the step.
-        dropout: Rate of every dropout of the model.
+        dropout: Rate of every dropout of the model; 0 where it has none (`has_dropout`).
         seed: Seed of the parameters, of the order of the text and of dropout.
         eval_every: Steps between two looks at the held-out text.
         eval_batches: Batches of held-out text in one look.
@@ -80,9 +97,12 @@ class TrainOptions:
             return self.microbatches
         return 1 if self.stages is None else "auto"
 
-    def gpt(self) -> GptConfig:
-        """Return the model: the named size, on bytes, with as many positions as `seq`."""
-        return gpt_config(self.model, vocab_size=BYTES, seq_len=self.seq, dropout=self.dropout)
+    def config(self) -> GptConfig | LlamaConfig:
+        """Return the model: the named one, on bytes, with as many positions as `seq`."""
+        name = f"gpt-{self.model}" if self.model in gpt_config.names else self.model
+        config = model_config(name, vocab_size=BYTES, seq_len=self.seq)
+        assert isinstance(config, GptConfig | LlamaConfig)
+        return replace(config, dropout=self.dropout) if isinstance(config, GptConfig) else config
 
     def identity(self) -> dict[str, object]:
         """Return what must not change when a run is resumed, or its losses would be others.

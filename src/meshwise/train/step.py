@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from meshwise.jax_compat import PyTree
-from meshwise.models.gpt import Gpt
 from meshwise.models.losses import mean_cross_entropy
+from meshwise.models.steps import language_model
 from meshwise.trace.loss import value_and_grad
 from meshwise.train.options import TrainOptions
 
@@ -33,6 +33,15 @@ class TrainState(NamedTuple):
     step: jax.Array
     params: PyTree
     opt_state: PyTree
+
+
+def num_parameters(state: TrainState) -> int:
+    """Return how many numbers the parameters are.
+
+    Args:
+        state: A state, or its shapes.
+    """
+    return sum(leaf.size for leaf in jax.tree.leaves(state.params))
 
 
 def learning_rate(options: TrainOptions) -> optax.Schedule:
@@ -58,7 +67,7 @@ def optimizer(options: TrainOptions) -> optax.GradientTransformation:
 
 def state_creator(options: TrainOptions) -> Callable[[jax.Array], TrainState]:
     """Return the function that makes the first state from a key."""
-    model, tx = Gpt(options.gpt()), optimizer(options)
+    model, tx = language_model(options.config()), optimizer(options)
 
     def create_state(key: jax.Array) -> TrainState:
         params = model.init(key, jnp.zeros((1, options.seq), jnp.int32))["params"]
@@ -71,17 +80,16 @@ def train_step_of(
     options: TrainOptions,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]:
     """Return the training step, `(state, batch) -> (state, loss)`."""
-    model, tx = Gpt(options.gpt()), optimizer(options)
+    model, tx = language_model(options.config()), optimizer(options)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
         def loss_fn(params: PyTree) -> jax.Array:
             # Drawn from the seed and the step: a resumed run drops what the whole run would.
-            rngs = {}
+            drops: dict[str, Any] = {}
             if options.dropout > 0.0:
-                rngs = {"dropout": jax.random.fold_in(jax.random.key(options.seed), state.step)}
-            logits: PyTree = model.apply(
-                {"params": params}, batch["x"], deterministic=not rngs, rngs=rngs
-            )
+                key = jax.random.fold_in(jax.random.key(options.seed), state.step)
+                drops = {"deterministic": False, "rngs": {"dropout": key}}
+            logits: PyTree = model.apply({"params": params}, batch["x"], **drops)
             return mean_cross_entropy(logits, batch["y"])
 
         loss, grads = value_and_grad(loss_fn)(state.params)
@@ -94,7 +102,7 @@ def train_step_of(
 
 def heldout_loss_of(options: TrainOptions) -> Callable[[PyTree, Batch], jax.Array]:
     """Return the loss without dropout, `(params, batch) -> loss`."""
-    model = Gpt(options.gpt())
+    model = language_model(options.config())
 
     def heldout_loss(params: PyTree, batch: Batch) -> jax.Array:
         logits: PyTree = model.apply({"params": params}, batch["x"])

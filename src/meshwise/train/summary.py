@@ -51,9 +51,10 @@ class TrainSummary:
 
     Losses are in nats per byte; `first_loss` and `last_loss` are means over up to ten steps.
     Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all stages
-    together.  `schedule` is empty on one mesh.  `is_median_measured`: whether `median_step_s` is of
-    the step that was timed mesh by mesh, which is slower, since there was no other.  `hosts`: for
-    each process of the job what it did and holds; none where no step ran in this call.
+    together.  `schedule` is `one-program` on one mesh.  `is_median_measured`: whether
+    `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there was no
+    other.  `hosts`: for each process of the job what it did and holds; none where no step ran in
+    this call.
     """
 
     model: str

@@ -44,7 +44,7 @@ def two_stages(make: Any) -> tuple[Any, mw.ParallelStep, Any]:
     """A step, its pipeline, which tests share, and its arguments."""
     step, args = make()
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    method = mw.Auto(stages=2)
+    method = mw.Auto(stages=2, schedule="1f1b")
     return step, mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2), args
 
 

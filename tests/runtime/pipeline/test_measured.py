@@ -25,7 +25,8 @@ def test_a_measured_step_is_the_step_and_says_what_each_mesh_did() -> None:
     step, (state, batch) = gpt_step(CLIPPED, num_layers=1)
     expected = quick_jit(step)(*quick_jit(step)(state, batch)[:1], batch)
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=4)
+    method = mw.Auto(stages=2, schedule="1f1b")
+    staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=4)
     state, *_ = staged(state, batch)
     assert "busy_s" not in staged.stats()
     # A failure in one thread stops the others and leaves the state.
