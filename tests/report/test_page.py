@@ -89,7 +89,7 @@ def test_a_small_pipeline_is_drawn_whole() -> None:
     # Every device is a square.
     assert len(re.findall(r"host \d, device \d: stage \d", page)) == 16
     # Pictures are named for readers of screens.
-    assert page.count("<title id=") == page.count("<desc id=") == page.count('role="img"') == 7
+    assert page.count("<title id=") == page.count("<desc id=") == page.count('role="img"') == 8
 
 
 def test_a_page_fetches_nothing(large_page: str) -> None:

@@ -15,9 +15,11 @@ from meshwise.report.html.cluster_map import cluster_map
 from meshwise.report.html.hosts import hosts_section
 from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts
+from meshwise.report.html.seconds import seconds_section
 from meshwise.report.html.sharding import sharding_section
 from meshwise.report.html.stages import stage_table, tried_table
 from meshwise.report.html.timeline import timeline_section
+from meshwise.report.html.usage import usage_section
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.plan import Simulation, simulate_plan
@@ -53,9 +55,11 @@ def plan_page(plan: Plan, measured: Timeline | None = None, hosts: Sequence[Host
         + _tiles([*_step_tiles(plan), *(_simulated_tiles(plan, simulation) if simulation else [])])
         + (f"<p>The gap is to the best of: {escaped(plan.space)}.</p>" if plan.space else "")
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)
+        + seconds_section(plan, simulation)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
         + hosts_section(hosts)
         + sharding_section(plan)
+        + usage_section(plan)
         + _as_text(plan.explain(), " open" if is_one else "")
         + "</main>"
     )

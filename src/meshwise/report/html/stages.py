@@ -13,35 +13,37 @@ from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.simulate.plan import Simulation
 from meshwise.units import bytes_text, seconds_text
 
-_HEADER = (
+_TIMES = (
     "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "gathers",
-    "once", "works", "waits", "held", "each micro-batch", "in flight", "waiting", "temporary",
-    "peak", "simulated", "of", "sends",
+    "once", "works", "waits", "sends",
+)  # fmt: skip
+_MEMORY = (
+    "stage", "held", "each micro-batch", "in flight", "waiting", "temporary", "peak", "simulated",
+    "of",
 )  # fmt: skip
 
 
 def stage_table(plan: Plan, simulation: Simulation) -> str:
     """Return the section of the page."""
-    predicted = plan_memory(plan).too_large
-    rows = [_row(plan, simulation, k, predicted) for k in range(len(plan.stages))]
+    numbers = range(len(plan.stages))
+    too_large = plan_memory(plan).too_large
     return (
         "<h2>Stages</h2><p>Forward, backward and gathers (putting together what other "
         "stages send) are seconds of one micro-batch, once those of "
-        "gradient synchronisation and update; bytes are of one device. Works is the share of the "
-        "simulated step in which the stage computes, waits how long it idles for a transfer; "
-        "these, what is simulated, and memory are of the whole mesh where stages share one.</p>"
-        + html_table(_HEADER, rows, "rlllll" + "r" * 15)
+        "gradient synchronisation and update. Works is the share of the "
+        "simulated step in which the stage computes, waits how long it idles for a transfer.</p>"
+        + html_table(_TIMES, [_times(plan, simulation, k) for k in numbers], "rlllll" + "r" * 7)
+        + "<p>Bytes of one device. What is simulated, and memory, are of the whole mesh where "
+        "stages share one.</p>"
+        + html_table(_MEMORY, [_memory(plan, simulation, k, too_large) for k in numbers], "r" * 9)
     )
 
 
-def _row(
-    plan: Plan, simulation: Simulation, number: int, too_large: Sequence[int]
-) -> tuple[str, ...]:
-    """One stage; `too_large` are the meshes that do not fit by the prediction."""
+def _times(plan: Plan, simulation: Simulation, number: int) -> tuple[str, ...]:
     stage, timeline, mesh = plan.stages[number], simulation.timeline, plan.mesh_of_stage[number]
     busy_s, step_s = timeline.busy_s[mesh], timeline.step_time_s
     return (
-        f'<span class="badge {stage_class(number)}">{number}</span>',
+        _badge(number),
         range_text(stage.first_layer, stage.last_layer),
         range_text(stage.first_device, stage.first_device + stage.num_devices - 1),
         _hosts(stage, plan),
@@ -53,6 +55,17 @@ def _row(
         seconds_text(stage.once_s),
         f"{busy_s / step_s:.1%}" if step_s else "-",
         seconds_text(timeline.exposed_s[mesh]),
+        bytes_text(stage.send_bytes) if stage.send_bytes else "-",
+    )
+
+
+def _memory(
+    plan: Plan, simulation: Simulation, number: int, too_large: Sequence[int]
+) -> tuple[str, ...]:
+    """Bytes of one stage; `too_large` are the meshes that do not fit by the prediction."""
+    stage, timeline, mesh = plan.stages[number], simulation.timeline, plan.mesh_of_stage[number]
+    return (
+        _badge(number),
         bytes_text(stage.resident_bytes),
         bytes_text(stage.microbatch_bytes),
         str(stage.in_flight),
@@ -61,8 +74,11 @@ def _row(
         _marked(stage.peak_bytes, mesh in too_large),
         _marked(timeline.peak_bytes[mesh], mesh in simulation.too_large),
         bytes_text(simulation.memory_bytes[mesh]),
-        bytes_text(stage.send_bytes) if stage.send_bytes else "-",
     )
+
+
+def _badge(number: int) -> str:
+    return f'<span class="badge {stage_class(number)}">{number}</span>'
 
 
 def _marked(num_bytes: int, is_too_large: bool) -> str:
