@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import urllib.parse
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from doubles.site import built_site
+
 # What of a page the browser fetches by itself.
 FETCHED = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src")}
 
@@ -42,15 +40,7 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("mkdocs")
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)]
-    built = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-    )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr
-    return folder
+    return built_site(tmp_path_factory.mktemp("site"))
 
 
 def test_every_link_leads_to_a_page_and_a_place_in_it(site: Path) -> None:
