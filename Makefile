@@ -9,13 +9,14 @@ WORKERS ?= 2
 COMPILERS := build/compilers
 REQUIREMENT := import sys; from meshwise.targets.packages import requirement_of; print(requirement_of(sys.argv[1]))
 
-.PHONY: help setup train test check-targets format lint types layers check bench bench-solver hosts chaos alpacomm-measured clean
+.PHONY: help setup train test check-targets format lint types layers check docs bench bench-solver hosts chaos alpacomm-measured clean
 
 help:
 	@echo "make train    set up, then train a byte-level GPT on 8 virtual CPU devices"
 	@echo "make test     set up, then run the tests (15 minutes at most on 2 cores)"
 	@echo "make check    format, lint, types, layers, tests"
 	@echo "make check-targets    tests that compile for GPUs and TPUs, without devices"
+	@echo "make docs     the site of docs/, in build/site"
 	@echo "make bench    named benchmarks, JSON into bench-out/"
 	@echo "make hosts    train in two stages on two hosts of this machine, with a slow link (root)"
 	@echo "make chaos    kill processes at every instruction of a step, and see training go on (30 minutes)"
@@ -66,6 +67,10 @@ layers: setup
 	$(BIN)/lint-imports
 
 check: lint types layers test
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
 
 bench: setup
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -86,6 +86,13 @@ def test_packages_of_this_environment_are_right():
     assert found["jax"] == found["jaxlib"] == found["click"] == "ok"
 
 
+def test_packages_of_other_extras_are_not_asked_for():
+    def version_of(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    assert check_packages(["cuda-compiler>=1; extra == 'target-gpu'"], version_of) == []
+
+
 def test_memory_is_read_from_linux(tmp_path: Path):
     info = tmp_path / "meminfo"
     info.write_text("MemTotal: 16777216 kB\nMemFree: 1 kB\nMemAvailable: 8388608 kB\n")

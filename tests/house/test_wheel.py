@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from doubles.page_blocks import blocks_of
+
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = """
 import jax, jax.numpy as jnp, meshwise as mw
@@ -46,6 +48,9 @@ def test_a_wheel_plans_a_step_and_names_the_extra_that_training_needs(tmp_path: 
     python = str(tmp_path / "fresh" / "bin" / "python")
     run(python, *pip, "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(wheel))
     assert "8 x V100" in run(python, "-c", PLAN)
+    (step,) = (b for b in blocks_of((ROOT / "README.md").read_text("utf-8")) if b.title)
+    (tmp_path / step.title).write_text(step.text, encoding="utf-8")
+    assert "8 x virtual CPU" in run(python, step.title)
     meshwise = str(tmp_path / "fresh" / "bin" / "meshwise")
     assert "pip install 'meshwise[train]'" in run(meshwise, "train", code=1)
     options = ("--model", "gpt-tiny", "--cluster", "1x p3.8xlarge")

@@ -16,7 +16,7 @@ _OLDEST_PYTHON = (3, 11)
 _EXTRAS = {"ray": "several hosts"}
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?P<bounds>[^;]*)"
-    r"(?:;.*?extra == ['\"](?P<extra>\w+)['\"])?"
+    r"(?:;.*?extra == ['\"](?P<extra>[\w-]+)['\"])?"
 )
 
 VersionOf = Callable[[str], str]
