@@ -29,6 +29,8 @@ PRICES = (1e-3, 0.3)
 # Of plans that hold as little as they can, whatever they take; where nothing fits at the others.
 DEAREST = 1e5
 _IN_FLIGHT = 4.0
+# Between prices of memory that differ by less plans hardly do.
+_PRICE_STEP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +217,21 @@ def priced_way(
         second: A guess of what a step takes.
     """
     memory = options.memory_bytes or kind.device.memory_bytes
-    bytes_price = BytePrice(seconds_per_byte=price * second / memory, in_flight=_IN_FLIGHT)
+    bytes_price = BytePrice(
+        seconds_per_byte=_round_price(price * second / memory), in_flight=_IN_FLIGHT
+    )
     return Variant(mesh=mesh, remat=remat, price=bytes_price)
+
+
+def _round_price(seconds_per_byte: float) -> float:
+    """Return a price near another one: a power of `_PRICE_STEP`.
+
+    So that clusters with a little more memory, or more devices, are planned at the same prices, and
+    what earlier plans found out about layers serves them too.
+    """
+    if seconds_per_byte == 0:
+        return 0.0
+    return _PRICE_STEP ** round(math.log(seconds_per_byte, _PRICE_STEP))
 
 
 def guessed_s(kinds: Sequence[SubmeshKind], cluster: ClusterSpec, options: SearchOptions) -> float:
