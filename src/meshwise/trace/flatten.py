@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
@@ -43,10 +44,18 @@ _TAKES_RESULTS = (
     "io_callback at {} returns values to the step, which one call for all devices cannot; return "
     "nothing from it, or use jax.pure_callback if the function has no effect"
 )
+_INNER = (
+    "shard_map at {} stands in a custom derivative of a step that is cut into stages, where it is "
+    "not taken apart; write the derivative without shard_map, or use one stage"
+)
 _IN_ORDER = (
     "a callback with ordered=True at {} is inside a loop or a branch, where it has no order with "
     "those outside; leave ordered out, or move it out of the loop or branch"
 )
+
+
+# Collectives over the axis of a `vmap` of the user's own, which is a dim by now.
+_OVER_DIMS = {"psum": jax.lax.reduce_sum, "pmax": jax.lax.reduce_max, "pmin": jax.lax.reduce_min}
 
 
 class _Builder:
@@ -176,10 +185,18 @@ class _Builder:
                 self._with_effect(eqn, inputs, source)
                 outputs = []
             else:
-                avals = [var.aval for var in eqn.outvars]
-                outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
+                outputs = self._plain(eqn, inputs, source)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _plain(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> list[int]:
+        name = eqn.primitive.name
+        if name == "shard_map":
+            raise TraceError(_INNER.format(source_line(source)))
+        if name in _OVER_DIMS and all(isinstance(axis, int) for axis in eqn.params["axes"]):
+            return self.inline_closed(_over_dims(eqn), inputs, source)
+        avals = [var.aval for var in eqn.outvars]
+        return self.bind(eqn.primitive, eqn.params, inputs, avals, source)
 
     def inline_closed(
         self, body: ClosedJaxpr | Jaxpr, args: list[int], outer: SourceInfo | None
@@ -224,6 +241,13 @@ class _Builder:
             i if i in self.constants else self.bind(primitive, {}, [i], [self.avals[i]], source)[0]
             for i in inputs
         ]
+
+
+def _over_dims(eqn: Eqn) -> ClosedJaxpr:
+    """Return what a collective over the axis of a `vmap` means."""
+    reduced = partial(_OVER_DIMS[eqn.primitive.name], axes=eqn.params["axes"])
+    avals = [var.aval for var in eqn.invars]
+    return jax.make_jaxpr(lambda *operands: [reduced(x) for x in operands])(*avals)
 
 
 def _refuse_effects(jaxpr: Jaxpr) -> None:

@@ -12,12 +12,20 @@ from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
-from meshwise.jax_compat import Aval, ClosedJaxpr, is_missing_cudnn
+from meshwise.jax_compat import (
+    Aval,
+    ClosedJaxpr,
+    explicit,
+    is_missing_cudnn,
+    is_unbound_axis,
+    raising_line,
+)
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.call import base, leaf_spans, named
 from meshwise.trace.flatten import flatten
+from meshwise.trace.own_parallel import on_whole_arrays
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
@@ -184,7 +192,17 @@ def open_step(
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
     try:
-        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
+        typed = jax.tree.map(explicit, (tuple(args), dict(kwargs)), specs)
+        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*typed[0], **typed[1])
+        closed = on_whole_arrays(closed)
+    except NameError as error:
+        if not is_unbound_axis(error):
+            raise
+        raise TraceError(
+            f"{base(fun)[1]} at {raising_line(error)}: {str(error).partition('.')[0]}; a step "
+            "sees whole arrays, as on one device: take the collective out, or give the axis a "
+            "name with jax.vmap(..., axis_name=...) or jax.shard_map"
+        ) from error
     except RuntimeError as error:
         if not is_missing_cudnn(error):
             raise
