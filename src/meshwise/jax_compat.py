@@ -839,6 +839,26 @@ def explicit(value: Any, spec: ShapeDtypeStruct) -> ShapeDtypeStruct:
     return spec.update(sharding=sharding.NamedSharding(own.mesh.abstract_mesh, own.spec))
 
 
+def with_checked_layouts(compiled: Any) -> Any:
+    """Let a compiled program take arrays of whole numbers of less than a byte.
+
+    Those of its arguments say how many bits a number takes, those of arrays say 0, so that JAX
+    refuses all that are committed to their devices; `jax.jit` does not compare them.  JAX 0.10.2.
+
+    Args:
+        compiled: What `jax.jit(...).lower(...).compile()` returns.
+
+    Returns:
+        The same program, which leaves the layouts of such arguments to XLA.
+    """
+    executable = compiled._executable
+    executable._xla_in_layouts = [
+        None if layout is not None and layout.sub_byte_element_size_in_bits else layout
+        for layout in executable._xla_in_layouts
+    ]
+    return compiled
+
+
 def is_mapped(value: object, axis: str) -> bool:
     """Tell whether a value differs along the axis of the `vmap` that is being traced.
 
