@@ -96,7 +96,7 @@ def _compiled(
     try:
         return with_checked_layouts(lowered.compile(compiler_options=options))
     except jax.errors.JaxRuntimeError as error:
-        (said, *_) = str(error).splitlines()
+        said = str(error).partition("\n")[0]
         raise ProgramError(
             f"XLA does not compile {name} for {platform} devices: {said}; where the operation or "
             "the type is the reason, jax.jit has it too"
