@@ -34,6 +34,7 @@ from meshwise.jax_compat import (
     with_a_result,
 )
 from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
+from meshwise.rules.identity import constraint_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
 from meshwise.trace.program import Node, Program
@@ -195,8 +196,10 @@ class _Builder:
             raise TraceError(_INNER.format(source_line(source)))
         if name in _OVER_DIMS and all(isinstance(axis, int) for axis in eqn.params["axes"]):
             return self.inline_closed(_over_dims(eqn), inputs, source)
-        avals = [var.aval for var in eqn.outvars]
-        return self.bind(eqn.primitive, eqn.params, inputs, avals, source)
+        avals, primitive, params = [var.aval for var in eqn.outvars], eqn.primitive, eqn.params
+        if name == constraint_p.name:
+            primitive, params = constraint_p, {"sharding": params["sharding"]}
+        return self.bind(primitive, params, inputs, avals, source)
 
     def inline_closed(
         self, body: ClosedJaxpr | Jaxpr, args: list[int], outer: SourceInfo | None
