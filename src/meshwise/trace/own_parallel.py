@@ -39,7 +39,7 @@ from meshwise.trace.layers.equations import environment, read
 from meshwise.trace.mapped import mapped
 
 # What only says over which axes a value may differ.
-_CASTS = frozenset({"pvary", "mesh_cast"})
+_CASTS = frozenset({"pvary"})
 _PARALLEL = frozenset({"shard_map", "reshard", *_CASTS})
 # Holds its loss on whole arrays already.
 _LOSS = "loss_and_grad"
