@@ -12,7 +12,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
@@ -776,6 +776,34 @@ def users_mesh() -> sharding.AbstractMesh:
 def trace_context() -> Hashable:
     """Return all settings of JAX that a trace depends on: `jax.jit` traces anew if they change."""
     return config.trace_context()
+
+
+# Settings that decide what a step computes, and that may be those of one thread.
+_SETTINGS = (
+    *("enable_x64", "default_matmul_precision", "default_prng_impl"),
+    *("threefry_partitionable", "numpy_dtype_promotion"),
+)
+
+
+def users_settings() -> dict[str, Any]:
+    """Return the settings of this thread that decide what a step computes, by name."""
+    return {name: getattr(config, name).value for name in _SETTINGS}
+
+
+@contextmanager
+def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Run what is inside under the settings of another process.
+
+    Args:
+        settings: What `users_settings` returns there.
+
+    Returns:
+        A context manager.
+    """
+    with ExitStack() as stack:
+        for name, value in settings.items():
+            stack.enter_context(getattr(config, name)(value))
+        yield
 
 
 @contextmanager
