@@ -854,6 +854,27 @@ def has_mesh(value: object) -> bool:
     return isinstance(value, core.ShapedArray) and not value.sharding.mesh.empty
 
 
+def without_mesh(value: Aval) -> Aval:
+    """Return the type of a value without its mesh.
+
+    Args:
+        value: The type.
+    """
+    return core.ShapedArray(value.shape, value.dtype, weak_type=value.weak_type)
+
+
+def names_axes(own: Any) -> bool:
+    """Tell whether the sharding of a type says more than Auto axes do, which say nothing.
+
+    Args:
+        own: The sharding.
+
+    Returns:
+        Whether it does: its axes are Explicit, or Manual inside of a `shard_map`.
+    """
+    return not own.mesh.empty and not own.mesh.are_all_axes_auto
+
+
 def explicit(value: Any, spec: ShapeDtypeStruct) -> ShapeDtypeStruct:
     """Return the shape and dtype of an argument, with its layout where that belongs to its type.
 
@@ -862,7 +883,7 @@ def explicit(value: Any, spec: ShapeDtypeStruct) -> ShapeDtypeStruct:
         spec: Its shape and dtype.
     """
     own: Any = getattr(value, "sharding", None)
-    if not isinstance(own, sharding.NamedSharding) or own.mesh.are_all_axes_auto:
+    if not isinstance(own, sharding.NamedSharding) or not names_axes(own):
         return spec
     return spec.update(sharding=sharding.NamedSharding(own.mesh.abstract_mesh, own.spec))
 

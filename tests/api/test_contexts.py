@@ -150,6 +150,23 @@ def test_types_that_name_axes() -> None:
         assert_same(parallel(got[0], batch), jax.jit(step)(jax.jit(step)(state, batch)[0], batch))
 
 
+def test_types_of_gradients_without_a_plan() -> None:
+    """Under `jax.jit` ours returns what JAX's own function does, its layout included."""
+
+    def gradient(of: Any, state: Any, batch: Any) -> Any:
+        def error(state: Any) -> Any:
+            whole = jax.sharding.reshard(state, PartitionSpec())
+            return jnp.mean((whole @ batch.T) ** 2)
+
+        return jax.jit(lambda state: of(error)(state)[1])(state)
+
+    with explicit():
+        state, batch = (jax.device_put(x, EXPLICIT) for x in (X, STATE["first"]))
+        want, got = (gradient(f, state, batch) for f in (jax.value_and_grad, mw.value_and_grad))
+        assert jax.typeof(got) == jax.typeof(want)
+        assert_same(got, want)
+
+
 def test_without_jit_values_are_seen() -> None:
     seen: list[float] = []
 

@@ -113,6 +113,19 @@ def test_specs_of_the_mesh_that_is_set() -> None:
         assert_numbers(parallel, step)
 
 
+@pytest.mark.parametrize("key", ["in_shardings", "out_shardings"])
+def test_what_an_inner_jit_asks_for(key: str) -> None:
+    asked = NamedSharding(mesh(data=2, model=2), P("model"))
+    step = step_with(jax.jit(lambda x: 2 * x, **{key: asked}))
+    parallel = mw.parallelize(step, method=GRID, cluster=CLUSTER)
+    assert layouts(parallel) == {"S1 R"}
+    assert_numbers(parallel, step)
+    with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
+        mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER).plan(
+            STATE, X
+        )
+
+
 def test_what_reshard_asks_for() -> None:
     step = step_with(lambda x: jax.sharding.reshard(x, P(None, "data")))
     kinds = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))

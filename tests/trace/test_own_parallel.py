@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import pallas
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -110,6 +111,20 @@ KERNELS: dict[str, Callable[[Any, Any], Any]] = {
         (4, 2),
     )(x @ w),
     "the same everywhere": lambda x, w: over(lambda x: lax.psum(x, "data"), P("data"), P())(x @ w),
+    "in another": lambda x, w: over(
+        lambda x, w: summed(
+            jax.shard_map(
+                split_product,
+                in_specs=(P(None, "model"), P("model")),
+                out_specs=P(),
+                axis_names={"model"},
+            )(x, w)
+        ),
+        (P("data"), P()),
+        P("data"),
+        (2, 2),
+        axis_names={"data"},
+    )(x, w),
     "nested": lambda x, w: over(normalised, P("data"), P("data"), check_vma=False)(x @ w),
     "vmap": lambda x, w: jax.vmap(lambda r: r * lax.psum(r, "i"), axis_name="i")(x @ w),
     "vmap of it": lambda x, w: jax.vmap(over(summed, P("data"), P("data")))(
@@ -185,6 +200,22 @@ def test_groups_of_an_axis_are_refused() -> None:
     with pytest.raises(
         TraceError, match=r"shard_map at test_own_parallel.py:\d+.* cannot be taken"
     ):
+        mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(4)).plan(STATE, X)
+
+
+def test_kernels_of_parts_are_refused() -> None:
+    def kernel(x: Any, out: Any) -> None:
+        out[...] = jnp.sin(x[...])
+
+    def on_part(x: Any) -> Any:
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pallas.pallas_call(kernel, out_shape=like, interpret=True)(x)
+
+    def step(state: Any, batch: Any) -> Any:
+        own = over(on_part, P("data"), P("data"), check_vma=False)
+        return state, jnp.mean(own(batch @ state["w"]))
+
+    with pytest.raises(TraceError, match=r"Pallas kernel at test_own_parallel.py:\d+"):
         mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(4)).plan(STATE, X)
 
 

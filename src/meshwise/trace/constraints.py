@@ -1,4 +1,4 @@
-"""Layouts that a step asks for: `with_sharding_constraint`, and `reshard` of Explicit axes."""
+"""Layouts that a step asks for: `with_sharding_constraint`, `reshard`, an inner `jax.jit`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,12 @@ class Constraint:
     dims: tuple[tuple[str, ...] | None, ...]
 
 
-def _constraint(params: Mapping[str, Any], source: SourceInfo | None) -> Constraint:
-    where, sharding = source_line(source), params["sharding"]
+# What an inner `jax.jit` asks.
+_ASKED = ("in_shardings", "out_shardings")
+
+
+def _constraint(sharding: Any, source: SourceInfo | None) -> Constraint:
+    where = source_line(source)
     if not isinstance(sharding, NamedSharding):
         return Constraint(where, {}, ())
     free = PartitionSpec.UNCONSTRAINED
@@ -55,7 +59,7 @@ def constraints_of(
     """
     for i, node in enumerate(program.nodes):
         if node.name == constraint_p.name:
-            yield (*path, i), _constraint(node.equation.params, node.source)
+            yield (*path, i), _constraint(node.equation.params["sharding"], node.source)
         for p, body in enumerate(node.bodies):
             yield from constraints_of(body, (*path, i, p))
 
@@ -67,7 +71,11 @@ def constraints_in(jaxpr: FlatJaxpr) -> Iterator[Constraint]:
         jaxpr: The jaxpr.
     """
     for eqn in jaxpr.eqns:
+        for key in _ASKED:
+            for sharding in eqn.params.get(key, ()):
+                if isinstance(sharding, NamedSharding):
+                    yield _constraint(sharding, eqn.source_info)
         if eqn.primitive.name == constraint_p.name:
-            yield _constraint(eqn.params, eqn.source_info)
+            yield _constraint(eqn.params["sharding"], eqn.source_info)
         for body in bodies(eqn.params):
             yield from constraints_in(body)

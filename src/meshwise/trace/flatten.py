@@ -9,6 +9,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from meshwise.errors import TraceError
@@ -170,9 +171,7 @@ class _Builder:
                     outputs = self._each(jax.lax.copy_p, outputs, source)
                     self.results.update(outputs)
             elif body_name is not None:
-                if name in REMAT_NAMES and eqn.params.get("differentiated"):
-                    inputs = self._barrier(inputs, source)
-                outputs = self.inline_closed(eqn.params[body_name], inputs, source)
+                outputs = self._call(eqn, body_name, inputs, source)
             elif name == "optimization_barrier":
                 outputs = self._barrier(inputs, source)
             elif name == "custom_linear_solve":
@@ -189,6 +188,29 @@ class _Builder:
                 outputs = self._plain(eqn, inputs, source)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _call(
+        self, eqn: Eqn, body_name: str, inputs: list[int], source: SourceInfo | None
+    ) -> list[int]:
+        params = eqn.params
+        if eqn.primitive.name in REMAT_NAMES and params.get("differentiated"):
+            inputs = self._barrier(inputs, source)
+        inputs = self._constrained(inputs, params.get("in_shardings"), source)
+        outputs = self.inline_closed(params[body_name], inputs, source)
+        return self._constrained(outputs, params.get("out_shardings"), source)
+
+    def _constrained(
+        self, values: list[int], shardings: Sequence[Any] | None, source: SourceInfo | None
+    ) -> list[int]:
+        """Append what an inner `jax.jit` asks of the layouts of its operands or results."""
+        if not shardings:
+            return values
+        return [
+            self.bind(constraint_p, {"sharding": asked}, [i], [self.avals[i]], source)[0]
+            if isinstance(asked, NamedSharding) and i not in self.constants
+            else i
+            for i, asked in zip(values, shardings, strict=True)
+        ]
 
     def _plain(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> list[int]:
         name = eqn.primitive.name

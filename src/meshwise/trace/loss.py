@@ -29,6 +29,7 @@ from meshwise.jax_compat import (
     is_tracer,
     is_tracing,
     jaxpr_as_fun,
+    names_axes,
     source_line,
     users_mesh,
 )
@@ -188,8 +189,6 @@ def _marked(
     kwargs: dict[str, Any],
 ) -> tuple[Any] | None:
     """Bind a loss as one primitive; return a tuple of its results, None if it must be JAX's own."""
-    if users_mesh().manual_axes:
-        return None  # inside `jax.shard_map` types say more than shape and dtype
     leaves, tree = jax.tree.flatten((args, kwargs))
     spans = leaf_spans(args)
     nums = _resolved(argnums, len(args))
@@ -312,10 +311,13 @@ def _resolved(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
 def _is_fit(value: Any) -> bool:
     """Return whether a value is an array, concrete or staged into the jaxpr of the step.
 
-    Under `jax.vmap` or `jax.grad` inside the step the primitive would be taken apart at once.
+    Under `jax.vmap` or `jax.grad` inside the step the primitive would be taken apart at once; and
+    it knows nothing of types that name axes of a mesh.
     """
     aval = jax.typeof(value)
-    return isinstance(aval, core.ShapedArray) and (is_staged(value) or not is_tracer(value))
+    if not isinstance(aval, core.ShapedArray) or names_axes(aval.sharding):
+        return False
+    return is_staged(value) or not is_tracer(value)
 
 
 def _is_differentiable(value: Any) -> bool:

@@ -34,6 +34,7 @@ from meshwise.jax_compat import (
     source_line,
     source_scope,
     with_params,
+    without_mesh,
 )
 from meshwise.trace.layers.equations import environment, read
 from meshwise.trace.mapped import mapped
@@ -41,8 +42,8 @@ from meshwise.trace.mapped import mapped
 # What only says over which axes a value may differ.
 _CASTS = frozenset({"pvary"})
 _PARALLEL = frozenset({"shard_map", "reshard", *_CASTS})
-# Holds its loss on whole arrays already.
-_LOSS = "loss_and_grad"
+# Not a kernel, whose body has references; a loss is on whole arrays already.
+_WITH_BODIES = frozenset({"scan", "cond", "while", *CALL_BODIES})
 _CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call"})
 _SHARDINGS = {"sharding", "out_sharding"}
 
@@ -70,7 +71,7 @@ def _is_parallel(jaxpr: FlatJaxpr) -> bool:
         eqn.primitive.name in _PARALLEL
         or any(has_mesh(var.aval) for var in eqn.outvars)
         or _has_context(eqn)
-        or (eqn.primitive.name != _LOSS and any(map(_is_parallel, bodies(eqn.params))))
+        or (eqn.primitive.name in _WITH_BODIES and any(map(_is_parallel, bodies(eqn.params))))
         for eqn in jaxpr.eqns
     )
 
@@ -112,6 +113,12 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
         return _with_lost_derivative(closed_jaxpr(params[CALL_BODIES[name]]), values, source)
     if name == "shard_map":
         return _run_mapped(params, values, source)
+    if name == "pallas_call" and any(has_mesh(var.aval) for var in eqn.outvars):
+        raise TraceError(
+            f"the Pallas kernel at {source_line(source)} stands in a shard_map, and is made for "
+            "the part of one device; call it on whole arrays, without shard_map: a plan splits "
+            "its blocks, or what mw.sharded_kernel says of its loops"
+        )
     if name in _CASTS or (name == "reshard" and not _asks(eqn)):
         return values
     with source_scope(source):
@@ -119,9 +126,9 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
             return [lax.psum(value, params["axes"]) for value in values]
         if name == "reshard":
             return [constrained(values[0], params["dst_sharding"])]
-    if name == _LOSS:
-        return bind_equation(eqn, values, source)
-    own = {key: _whole_body(value) for key, value in params.items()}
+    own = {key: _without_meshes(value) for key, value in params.items()}
+    if name in _WITH_BODIES:
+        own = {key: _whole_body(value) for key, value in own.items()}
     if name != "sharding_constraint":
         own |= dict.fromkeys(own.keys() & _SHARDINGS)
     if "ctx_mesh" in own:
@@ -149,6 +156,13 @@ def _with_lost_derivative(
     return run(*values)
 
 
+def _without_meshes(value: Any) -> Any:
+    """Return a parameter of an equation, the types of results in it without their mesh."""
+    if type(value) is not tuple or not any(map(has_mesh, value)):
+        return value
+    return tuple(without_mesh(x) if has_mesh(x) else x for x in value)
+
+
 def _whole_body(value: Any) -> Any:
     """Return a parameter of an equation, a jaxpr in it on whole arrays."""
     if isinstance(value, tuple) and value and isinstance(value[0], ClosedJaxpr):
@@ -170,8 +184,9 @@ def _run_mapped(
         with source_scope(source):
             return mapped(params, values, lambda *blocks: _run(body, blocks, source))
     except (NotImplementedError, ValueError) as error:
+        said = str(error).partition("\n")[0].rstrip(".")
         raise TraceError(
             f"shard_map at {source_line(source)} cannot be taken as operations on whole arrays, "
-            f"from which a plan is made: {error}; write what it does without shard_map, or hide a "
+            f"from which a plan is made: {said}; write what it does without shard_map, or hide a "
             "kernel in it behind mw.sharded_kernel"
         ) from error
