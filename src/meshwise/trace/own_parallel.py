@@ -187,6 +187,5 @@ def _run_mapped(
         said = str(error).partition("\n")[0].rstrip(".")
         raise TraceError(
             f"shard_map at {source_line(source)} cannot be taken as operations on whole arrays, "
-            f"from which a plan is made: {said}; write what it does without shard_map, or hide a "
-            "kernel in it behind mw.sharded_kernel"
+            f"from which a plan is made: {said}; write what it does without shard_map"
         ) from error
