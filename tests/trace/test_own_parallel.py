@@ -97,6 +97,13 @@ KERNELS: dict[str, Callable[[Any, Any], Any]] = {
     "scan": lambda x, w: over(looped, P("data"), P("data"))(x @ w),
     "cond": lambda x, w: over(chosen, P("data"), P("data"))(x @ w),
     "checkpoint": lambda x, w: over(recomputed, P("data"), P("data"))(x @ w),
+    "checkpoint of it": lambda x, w: jax.checkpoint(over(passed_on, P("data"), P("data")))(x @ w),
+    "loop over it": lambda x, w: lax.scan(
+        lambda c, _: (over(passed_on, P("data"), P("data"))(jnp.tanh(c)), None),
+        x @ w,
+        None,
+        length=2,
+    )[0],
     "unchecked": lambda x, w: over(recomputed, P("data"), P("data"), check_vma=False)(x @ w),
     "two axes": lambda x, w: over(
         split_product, (P("data", "model"), P("model")), P("data"), (4, 2)

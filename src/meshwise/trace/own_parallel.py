@@ -18,6 +18,7 @@ from meshwise.errors import TraceError
 from meshwise.jax_compat import (
     CALL_BODIES,
     NO_MESH,
+    REMAT_NAMES,
     Aval,
     ClosedJaxpr,
     Eqn,
@@ -29,8 +30,10 @@ from meshwise.jax_compat import (
     bodies,
     closed_jaxpr,
     constrained,
+    consts_as_inputs,
     has_mesh,
     is_tracer,
+    names_axes,
     source_line,
     source_scope,
     with_params,
@@ -109,7 +112,7 @@ def _run(closed: ClosedJaxpr, operands: Sequence[Array], call: SourceInfo | None
 
 def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> list[Array]:
     name, params = eqn.primitive.name, eqn.params
-    if name in _CUSTOM and any(has_mesh(var.aval) for var in eqn.outvars):
+    if name in _CUSTOM and any(names_axes(var.aval.sharding) for var in eqn.outvars):
         return _with_lost_derivative(closed_jaxpr(params[CALL_BODIES[name]]), values, source)
     if name == "shard_map":
         return _run_mapped(params, values, source)
@@ -129,6 +132,11 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
     own = {key: _without_meshes(value) for key, value in params.items()}
     if name in _WITH_BODIES:
         own = {key: _whole_body(value) for key, value in own.items()}
+    if name in REMAT_NAMES and isinstance(body := own["jaxpr"], ClosedJaxpr):
+        # The numbers of devices in a permutation, as of `ppermute`, are constants.
+        values, own["jaxpr"] = [*body.consts, *values], consts_as_inputs(body).jaxpr
+        if isinstance(own["prevent_cse"], tuple):
+            own["prevent_cse"] = (*(False for _ in body.consts), *own["prevent_cse"])
     if name != "sharding_constraint":
         own |= dict.fromkeys(own.keys() & _SHARDINGS)
     if "ctx_mesh" in own:
@@ -139,7 +147,7 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
 def _with_lost_derivative(
     body: ClosedJaxpr, values: list[Array], source: SourceInfo | None
 ) -> list[Array]:
-    """Run a function whose own derivative is for a part of an array, on a mesh."""
+    """Run a function whose own derivative was traced for types that are gone."""
 
     @jax.custom_jvp
     def run(*operands: Array) -> list[Array]:
@@ -149,8 +157,8 @@ def _with_lost_derivative(
     def refuse(*_: Any) -> Any:
         raise TraceError(
             f"the function at {source_line(source)} has a derivative of its own (jax.custom_jvp or "
-            "jax.custom_vjp) and stands in a shard_map, where a step that is cut into stages loses "
-            "it; call it without shard_map, or use one stage"
+            "jax.custom_vjp) and is called in a shard_map or with types that name axes, where a "
+            "step that is cut into stages loses it; call it without these, or use one stage"
         )
 
     return run(*values)
@@ -172,8 +180,7 @@ def _whole_body(value: Any) -> Any:
     if not isinstance(value, Jaxpr):
         return value
     closed = on_whole_arrays(closed_jaxpr(value))
-    assert not closed.consts
-    return closed.jaxpr
+    return closed if closed.consts else closed.jaxpr
 
 
 def _run_mapped(
