@@ -126,6 +126,19 @@ def test_what_an_inner_jit_asks_for(key: str) -> None:
         )
 
 
+def test_a_step_that_follows_keeps_it_too() -> None:
+    asked = NamedSharding(mesh(data=2, model=2), P("model"))
+    train = mw.parallelize(to(asked), method=GRID, cluster=CLUSTER)
+    train.plan(STATE, X)
+
+    def evaluate(state: Any, batch: Any) -> Any:
+        return jnp.mean(jax.lax.with_sharding_constraint(batch @ state["first"], asked))
+
+    step = mw.parallelize(evaluate, method=mw.Follow(train))
+    assert layouts(step) == {"S1 R"}
+    np.testing.assert_allclose(step(STATE, X), jax.jit(evaluate)(STATE, X), rtol=1e-5)
+
+
 def test_what_reshard_asks_for() -> None:
     step = step_with(lambda x: jax.sharding.reshard(x, P(None, "data")))
     kinds = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))

@@ -38,7 +38,7 @@ from meshwise.planner.offload import (
     fastest,
     least_in_host,
 )
-from meshwise.request.constraints import kept_constraints
+from meshwise.request.constraints import FREE_METHODS, kept_constraints
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.request.pins import apart, pinned
 from meshwise.request.plan_request import PlanRequest
@@ -476,8 +476,8 @@ def _candidate(
         offload: Whether state that only the update reads stays in the memory of hosts.
     """
     method, step = request.method, known.traced
-    decides = isinstance(method, (IntraOp, Auto))
-    kept = kept_constraints(step.program, step.graph, mesh) if decides else {}
+    keeps = isinstance(method, FREE_METHODS)
+    kept = kept_constraints(step.program, step.graph, mesh) if keeps else {}
     pins = pinned(apart(step.graph, kept), request.pins, mesh)
     graph = pins.graph
     follows = isinstance(method, Follow)

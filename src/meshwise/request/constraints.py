@@ -14,9 +14,12 @@ from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy, enumerate_strategies
 from meshwise.intra.options import OperatorPath
 from meshwise.intra.shapes import strategy_layouts
+from meshwise.request.methods import Auto, Follow, IntraOp
 from meshwise.trace.constraints import Constraint, constraints_of
 from meshwise.trace.program import Program
 
+# Methods that do not say by themselves how everything is split.
+FREE_METHODS = (IntraOp, Auto, Follow)
 # Lines that a warning lists.
 _LISTED = 4
 _NAMELESS = "name one, by jax.sharding.NamedSharding"
