@@ -63,5 +63,9 @@ class StateLostError(MeshwiseError):
     """A failure while donated state was being updated: the state is gone."""
 
 
+class NotFiniteError(MeshwiseError, FloatingPointError):
+    """A result is NaN or infinite where `jax_debug_nans` is set; JAX raises the latter."""
+
+
 class PlanWarning(UserWarning):
     """A plan that a user may not want; the same text stands in `Plan.warnings`."""

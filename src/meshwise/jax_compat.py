@@ -10,8 +10,9 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
@@ -19,12 +20,34 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, core, export, lax, make_jaxpr, nn, tree_util
-from jax._src import callback, compiler, debugging, distributed, source_info_util
+from jax import (
+    Array,
+    ShapeDtypeStruct,
+    core,
+    disable_jit,
+    export,
+    lax,
+    make_jaxpr,
+    nn,
+    sharding,
+    tree_util,
+)
+from jax._src import (
+    api_util,
+    callback,
+    compiler,
+    config,
+    debugging,
+    distributed,
+    pjit,
+    sharding_impls,
+    source_info_util,
+)
 from jax._src.clusters import ClusterEnv
 from jax._src.core import trace_state_clean
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
+from jax._src.interpreters.batching import BatchTracer
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
 from jax._src.lib import (
     cuda_versions,
@@ -34,6 +57,7 @@ from jax._src.lib.mlir import (
     ir,  # pyright: ignore[reportPrivateImportUsage]
     passmanager,  # pyright: ignore[reportPrivateImportUsage]
 )
+from jax._src.mesh import empty_abstract_mesh, empty_concrete_mesh, get_concrete_mesh
 from jax._src.state import indexing
 from jax._src.state import types as state_types
 from jax.extend import core as jex_core
@@ -52,6 +76,9 @@ jaxpr_as_fun = jex_core.jaxpr_as_fun
 
 # How JAX names the memory of the host from which devices copy.
 HOST_MEMORY = "pinned_host"
+
+# What a traced call says of the mesh that was set: none.
+NO_MESH = empty_abstract_mesh
 
 # The shape and dtype of a value, as JAX traces it.
 Aval: TypeAlias = core.ShapedArray
@@ -167,6 +194,35 @@ def bind_equation(eqn: Eqn, operands: Sequence[Any], call: SourceInfo | None = N
     with source_scope(best_source(eqn.source_info, call)):
         out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def with_params(eqn: Any, params: dict[str, Any]) -> Eqn:
+    """Return an equation with other parameters.
+
+    Args:
+        eqn: The equation.
+        params: The parameters.
+    """
+    return eqn.replace(params=params)
+
+
+def constrained(value: Array, wanted: sharding.NamedSharding) -> Array:
+    """Say how a value is to be split; the mesh may have no devices, and axes of any type.
+
+    Args:
+        value: The value.
+        wanted: What is asked.
+
+    Returns:
+        The same value.
+    """
+    return pjit.sharding_constraint_p.bind(
+        value,
+        sharding=wanted,
+        layout=None,
+        context_mesh=empty_abstract_mesh,
+        unconstrained_dims=frozenset(),
+    )
 
 
 def exported_program(jitted: Any, operands: Sequence[Any]) -> Any:
@@ -682,6 +738,187 @@ def is_staged(value: object) -> bool:
 def is_tracing() -> bool:
     """Return whether anything is being traced, even if no value at hand shows it."""
     return not trace_state_clean()
+
+
+def is_unbound_axis(error: NameError) -> bool:
+    """Tell whether an error says that a collective is over an axis that nothing binds.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Whether it does.
+    """
+    return "unbound axis name" in str(error)
+
+
+def raising_line(error: BaseException) -> str:
+    """Return the user's line from which an error comes, as `source_line` writes it.
+
+    Args:
+        error: The error.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if source_info_util.is_user_filename(frame.filename)
+    ]
+    if not frames:
+        return ""
+    return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})"
+
+
+def users_mesh() -> sharding.AbstractMesh:
+    """Return the mesh that a user has set, by `jax.set_mesh`; an empty one if there is none."""
+    return sharding.get_abstract_mesh()
+
+
+def trace_context() -> Hashable:
+    """Return all settings of JAX that a trace depends on: `jax.jit` traces anew if they change."""
+    return config.trace_context()
+
+
+# Settings that decide what a step computes, and that may be those of one thread.
+_SETTINGS = (
+    *("enable_x64", "default_matmul_precision", "default_prng_impl"),
+    *("threefry_partitionable", "numpy_dtype_promotion"),
+)
+
+
+def users_settings() -> dict[str, Any]:
+    """Return the settings of this thread that decide what a step computes, by name."""
+    return {name: getattr(config, name).value for name in _SETTINGS}
+
+
+@contextmanager
+def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Run what is inside under the settings of another process.
+
+    Args:
+        settings: What `users_settings` returns there.
+
+    Returns:
+        A context manager.
+    """
+    with ExitStack() as stack:
+        for name, value in settings.items():
+            stack.enter_context(getattr(config, name)(value))
+        yield
+
+
+@contextmanager
+def own_context() -> Iterator[None]:
+    """Free what runs inside from the mesh that a user has set, and compile it in any case.
+
+    Returns:
+        A context manager.
+    """
+    is_jitted = not config.disable_jit.value
+    if is_jitted and users_mesh().empty and get_concrete_mesh().empty:
+        yield
+        return
+    with (
+        disable_jit(False),
+        sharding_impls._internal_use_concrete_mesh(empty_concrete_mesh),
+        sharding.use_abstract_mesh(empty_abstract_mesh),
+    ):
+        yield
+
+
+def is_jit_disabled() -> bool:
+    """Return whether a user wants functions to run without `jax.jit`."""
+    return config.disable_jit.value
+
+
+def is_not_finite(error: BaseException) -> bool:
+    """Tell whether an error says that a program returned a NaN or an infinity.
+
+    Args:
+        error: The error; JAX makes it where `jax_debug_nans` or `jax_debug_infs` is set.
+
+    Returns:
+        Whether it does.
+    """
+    return isinstance(error, api_util.InternalFloatingPointError)
+
+
+def has_mesh(value: object) -> bool:
+    """Tell whether the type of a value names a mesh, as under `jax.set_mesh` with Explicit axes.
+
+    Args:
+        value: The type.
+
+    Returns:
+        Whether it does.
+    """
+    return isinstance(value, core.ShapedArray) and not value.sharding.mesh.empty
+
+
+def without_mesh(value: Aval) -> Aval:
+    """Return the type of a value without its mesh.
+
+    Args:
+        value: The type.
+    """
+    return core.ShapedArray(value.shape, value.dtype, weak_type=value.weak_type)
+
+
+def names_axes(own: Any) -> bool:
+    """Tell whether the sharding of a type says more than Auto axes do, which say nothing.
+
+    Args:
+        own: The sharding.
+
+    Returns:
+        Whether it does: its axes are Explicit, or Manual inside of a `shard_map`.
+    """
+    return not own.mesh.empty and not own.mesh.are_all_axes_auto
+
+
+def explicit(value: Any, spec: ShapeDtypeStruct) -> ShapeDtypeStruct:
+    """Return the shape and dtype of an argument, with its layout where that belongs to its type.
+
+    Args:
+        value: An array or a `ShapeDtypeStruct`; that of a mesh with Explicit axes has such a type.
+        spec: Its shape and dtype.
+    """
+    own: Any = getattr(value, "sharding", None)
+    if not isinstance(own, sharding.NamedSharding) or not names_axes(own):
+        return spec
+    return spec.update(sharding=sharding.NamedSharding(own.mesh.abstract_mesh, own.spec))
+
+
+def with_checked_layouts(compiled: Any) -> Any:
+    """Let a compiled program take arrays of whole numbers of less than a byte.
+
+    Those of its arguments say how many bits a number takes, those of arrays say 0, so that JAX
+    refuses all that are committed to their devices; `jax.jit` does not compare them.  JAX 0.10.2.
+
+    Args:
+        compiled: What `jax.jit(...).lower(...).compile()` returns.
+
+    Returns:
+        The same program, which leaves the layouts of such arguments to XLA.
+    """
+    executable = compiled._executable
+    executable._xla_in_layouts = [
+        None if layout is not None and layout.sub_byte_element_size_in_bits else layout
+        for layout in executable._xla_in_layouts
+    ]
+    return compiled
+
+
+def is_mapped(value: object, axis: str) -> bool:
+    """Tell whether a value differs along the axis of the `vmap` that is being traced.
+
+    Args:
+        value: The value.
+        axis: The name of the axis.
+
+    Returns:
+        Whether it does.
+    """
+    return isinstance(value, BatchTracer) and value._trace.axis_data.name == axis
 
 
 def refill(array: Any, contents: Array) -> None:

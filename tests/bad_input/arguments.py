@@ -123,8 +123,20 @@ ARGUMENTS = (
             num_microbatches=2,
         ),
         TraceError,
-        "batch arguments have different batch sizes [4, 8]; set batch_dims so that all name "
-        "the same batch",
+        "batch arguments have different numbers of rows: argument 1 (b)['y'] has 4 (dim 0) where "
+        "argument 1 (b)['x'] has 8; give all as many rows, or say with batch_dims which dim is "
+        "the batch, None for what is not batch data",
+    ),
+    Case(
+        "different numbers of rows",
+        lambda: plan(
+            lambda s, b: (s, jnp.sum(b["x"] @ s["w"]) + jnp.sum(b["y"] * b["z"])),
+            (STATE, {"x": X, "y": X[:4], "z": X}),
+        ),
+        TraceError,
+        "<lambda> cannot be traced (arguments.py:{line} (<lambda>): mul got incompatible shapes "
+        "for broadcasting: (4, 4), (8, 4)), and its batch arguments have different numbers of "
+        "rows: argument 1 (b)['y'] has 4 (dim 0) where argument 1 (b)['x'] has 8; give all as",
     ),
     Case(
         "what does not separate",

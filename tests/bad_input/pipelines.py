@@ -62,7 +62,41 @@ def normalised(weights: Any, batch: Any) -> Any:
     return descended(weights, grads), value
 
 
+def summed(weights: Any, batch: Any) -> Any:
+    def body(sums: Any, rows: Any) -> Any:
+        loss, grads = mw.value_and_grad(error)(weights, rows)
+        return jax.tree.map(jnp.add, sums, (loss, grads)), None
+
+    zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights))
+    (loss, grads), _ = jax.lax.scan(body, zeros, batch.reshape(4, 2, 4))
+    return descended(weights, grads), loss
+
+
+def chosen(weights: Any, batch: Any) -> Any:
+    def once(batch: Any) -> Any:
+        return mw.value_and_grad(error)(weights, batch)
+
+    loss, grads = jax.lax.cond(batch[0, 0] > 0, once, lambda batch: once(-batch), batch)
+    return descended(weights, grads), loss
+
+
 PIPELINES = (
+    Case(
+        "stages of gradients that are summed in a loop",
+        lambda: planned(summed),
+        TraceError,
+        "a step that is cut into stages differentiates its loss once, for the whole batch; this "
+        "one does at pipelines.py:{line} (summed.body) inside the scan at pipelines.py:{line} "
+        "(summed); to sum gradients over parts of the batch, take the loop away and say "
+        "num_microbatches=4: the pipeline cuts the batch itself, or use one stage",
+    ),
+    Case(
+        "stages of a gradient in a branch",
+        lambda: planned(chosen),
+        TraceError,
+        "this one does at pipelines.py:{line} (chosen.once) inside the cond at "
+        "pipelines.py:{line} (chosen); put the choice into the loss, or use one stage",
+    ),
     Case(
         "stages of two losses",
         lambda: planned(twice),

@@ -67,6 +67,23 @@ def check_meaning(cluster: Any) -> None:
     check_values(cluster, state)
 
 
+def check_contexts(cluster: Any) -> None:
+    """Settings of a thread of the driver hold on the hosts."""
+
+    def step(state: Any, batch: Any) -> Any:
+        return state, jnp.mean(batch) + jnp.arange(3.0)
+
+    parallel = mw.parallelize(step, cluster=cluster, method=mw.DataParallel(), donate_argnums=())
+    given = (np.ones(4, np.float32), np.ones((8, 4), np.float32))
+    for is_wide in (False, True, False):
+        with jax.enable_x64(is_wide):
+            (_, told), (_, want) = parallel(*given), jax.jit(step)(*given)
+            assert told.dtype == want.dtype
+            np.testing.assert_allclose(np.asarray(told), want, rtol=1e-6)
+    with jax.disable_jit(), pytest.raises(mw.errors.TraceError, match="step runs on the hosts"):
+        parallel(*given)
+
+
 def check_values(cluster: Any, state: State) -> None:
     params = state.params
     assert cluster.run(lambda: None) is None
@@ -121,6 +138,7 @@ if __name__ == "__main__":
     with mw.Cluster.ray(hosts=2, devices_per_host=2) as cluster:
         assert cluster.num_devices == 4
         check_meaning(cluster)
+        check_contexts(cluster)
         check_errors(cluster)
     deadline = time.monotonic() + 30
     while ray.available_resources().get("CPU") != 2.0:  # What was reserved is free again.

@@ -401,5 +401,5 @@ def test_micro_batches_need_a_batch():
 
 
 def test_batch_arguments_of_different_sizes_are_refused():
-    with pytest.raises(TraceError, match=r"different batch sizes \[8, 16\]"):
+    with pytest.raises(TraceError, match=r"different numbers of rows: .*'z'\] has 8 .* has 16;"):
         traced(descent(mean), PARAMS, {**BATCH, "z": np.zeros(8)}, b=2)

@@ -29,8 +29,22 @@ from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.step_record import StepRecord
-from meshwise.errors import PlanError, PlanWarning, StateLostError, TraceError
-from meshwise.jax_compat import PyTree, is_tracer
+from meshwise.errors import (
+    NotFiniteError,
+    PlanError,
+    PlanWarning,
+    StateLostError,
+    TraceError,
+)
+from meshwise.jax_compat import (
+    PyTree,
+    is_jit_disabled,
+    is_not_finite,
+    is_tracer,
+    own_context,
+    trace_context,
+    users_mesh,
+)
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
 from meshwise.planner.step import PlannedCall, PlannedProgram, has_stages, plan_call
@@ -39,6 +53,7 @@ from meshwise.request.methods import PlannedStep
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
+from meshwise.trace.call import under_mesh
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
 
@@ -131,12 +146,20 @@ class ParallelStep(PlannedStep):
         return ParallelStep(fun, self._request, options, is_alone=self._is_alone)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
+        """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out.
+
+        Under `jax.disable_jit()` the function runs as it stands, as under `jax.jit`.
+
+        Raises:
+            NotFiniteError: a result is NaN or infinite, where `jax_debug_nans` is set.
+        """
+        if is_jit_disabled():
+            return self._run_as_it_stands(args, kwargs)
         begin_s = time.perf_counter()
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-        shape = (tree, binding.positions, call.statics, weak_types(leaves))
-        with self._naming_the_checkpoint():
+        shape = (tree, binding.positions, call.statics, weak_types(leaves), trace_context())
+        with self._explaining_failures():
             results = self._run(binding, call, shape, leaves)
         assert self._last is not None
         self._record.called(self._last, begin_s)
@@ -148,7 +171,8 @@ class ParallelStep(PlannedStep):
         recent = self._recent.get(shape)
         if recent is not None:
             try:
-                out = recent.run(leaves)
+                with own_context():
+                    out = recent.run(leaves)
             except _NOT_FITTING:
                 pass  # other shapes, or arrays that lie elsewhere
             else:
@@ -164,8 +188,19 @@ class ParallelStep(PlannedStep):
         self._compare(key, binding, call)
         fitting = self._compiled(key, self._plan(binding, call))
         self._recent[shape] = self._last = fitting
-        out = fitting.run(fitting.place(leaves))
+        with own_context():
+            out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.out_tree, out)
+
+    def _run_as_it_stands(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
+        """Run the function without a plan, operation by operation."""
+        if self._job() is not None or has_stages(self._request.method):
+            raise TraceError(
+                f"{self._options.name} runs in several processes or stages, so not under "
+                "jax.disable_jit(), where arrays of all meshes would meet in one operation; call "
+                f"{self._options.name}.__wrapped__ with arrays of one device, or turn it off"
+            )
+        return self._fun(*args, **kwargs)
 
     def _compare(self, key: Hashable, binding: Binding, call: Call) -> None:
         """Compare the arguments of the first call of its kind with those in other processes."""
@@ -216,14 +251,15 @@ class ParallelStep(PlannedStep):
         planned = self._one_program(
             args, kwargs, "prices of other choices are known for plans of one mesh only"
         )
-        return priced(
-            planned.traced,
-            planned.plan,
-            self._request,
-            rivals=rivals,
-            more_bytes=more_bytes,
-            progress=progress,
-        )
+        with own_context():
+            return priced(
+                planned.traced,
+                planned.plan,
+                self._request,
+                rivals=rivals,
+                more_bytes=more_bytes,
+                progress=progress,
+            )
 
     def explain(self, *args: PyTree, **options: Any) -> str:
         """Return the text of `priced`, which takes the same arguments.
@@ -262,7 +298,9 @@ class ParallelStep(PlannedStep):
             key, start = planned_for_state(self._planned, state)
             executable = self._compiled(key, self._planned[key])
         wanted = executable.in_shardings[start:][: len(jax.tree.leaves(state))]
-        return born_sharded(fun, fun_args, state, wanted, in_job=self._job() is not None)
+        made, in_job = under_mesh(fun, users_mesh()), self._job() is not None
+        with own_context():
+            return born_sharded(made, fun_args, state, wanted, in_job=in_job)
 
     def loader(
         self,
@@ -324,7 +362,8 @@ class ParallelStep(PlannedStep):
             "a pipeline has many programs; compiled_text(...) returns the optimised HLO of each",
         )
         traced, plan = planned.traced, planned.plan
-        return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
+        with own_context():
+            return program_text(traced.program, traced.graph, plan.decision, plan.mesh)
 
     def verify(
         self,
@@ -352,7 +391,9 @@ class ParallelStep(PlannedStep):
         """
         from meshwise.api.verify import verify_planned
 
-        return verify_planned(self._plan(*self._taken_apart(args, kwargs)), target, listener)
+        planned = self._plan(*self._taken_apart(args, kwargs))
+        with own_context():
+            return verify_planned(planned, target, listener)
 
     def compiled_text(self, *args: PyTree, **kwargs: PyTree) -> dict[str, str]:
         """Optimised HLO of each program, by name."""
@@ -388,7 +429,7 @@ class ParallelStep(PlannedStep):
         executable = self._executable(binding, call)
         if not isinstance(executable, PipelineExecutable):
             raise refusal
-        with self._naming_the_checkpoint():
+        with self._explaining_failures(), own_context():
             results, timeline = executable.measured_run(jax.tree.leaves((call.args, call.kwargs)))
         self._last = executable
         here = frozenset(executable.pipeline.indices)
@@ -396,13 +437,29 @@ class ParallelStep(PlannedStep):
         return jax.tree.unflatten(executable.out_tree, results), timeline
 
     @contextmanager
-    def _naming_the_checkpoint(self) -> Iterator[None]:
+    def _explaining_failures(self) -> Iterator[None]:
+        last = "" if self._checkpoint is None else f"; the last one is {self._checkpoint}"
         try:
             yield
         except StateLostError as error:
-            if self._checkpoint is None:
+            if error.__cause__ is not None and is_not_finite(error.__cause__):
+                gone = f"; the state is gone: restore the last checkpoint{last}"
+                raise NotFiniteError(self._is_not_finite + gone) from error
+            if not last:
                 raise
-            raise StateLostError(f"{error}; the last one is {self._checkpoint}") from error
+            raise StateLostError(f"{error}{last}") from error
+        except Exception as error:
+            if not is_not_finite(error):
+                raise
+            raise NotFiniteError(self._is_not_finite) from None
+
+    @property
+    def _is_not_finite(self) -> str:
+        name = self._options.name
+        return (
+            f"{name} gave a NaN or an infinity, at which jax_debug_nans or jax_debug_infs asks to "
+            f"stop; to see the operation, call {name}.__wrapped__ with the same arguments"
+        )
 
     def saved(self, checkpoint: object) -> None:
         """Say where the state was last saved, for the error that tells that it is lost.
@@ -453,22 +510,23 @@ class ParallelStep(PlannedStep):
         given = (call.args, call.kwargs)
         leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
         avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
-        return call.statics, binding.positions, tree, avals
+        return call.statics, binding.positions, tree, avals, trace_context()
 
     def _plan(self, binding: Binding, call: Call) -> PlannedCall:
         key = self._key(binding, call)
         if key not in self._planned:
             given = StepCall(
-                fun=binding.function(self._fun, call.statics),
+                fun=under_mesh(binding.function(self._fun, call.statics), users_mesh()),
                 args=call.args,
                 kwargs=call.kwargs,
                 signature=binding.signature,
             )
             job, name = self._job(), self._options.name
-            if job is None:
-                planned = plan_call(given, self._request)
-            else:
-                planned = plan_in_job(job, name, given, self._request)
+            with own_context():
+                if job is None:
+                    planned = plan_call(given, self._request)
+                else:
+                    planned = plan_in_job(job, name, given, self._request)
             self._planned[key] = planned
             told = list(planned.plan.warnings)
             if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):
@@ -498,5 +556,6 @@ class ParallelStep(PlannedStep):
         from meshwise.api.compilation import compile_planned
 
         if key not in self._executables:
-            self._executables[key] = compile_planned(planned, self._job())
+            with own_context():
+                self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]

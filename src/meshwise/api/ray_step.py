@@ -6,10 +6,18 @@ from collections.abc import Callable
 from functools import partial, update_wrapper
 from typing import Any
 
+from meshwise.api.arguments import step_name
 from meshwise.api.ray_cluster import RayCluster
+from meshwise.errors import TraceError
 from meshwise.hosts.ray.handle import Handle
 from meshwise.hosts.ray.host import Staying
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat import (
+    PyTree,
+    is_jit_disabled,
+    under_settings,
+    users_mesh,
+    users_settings,
+)
 from meshwise.plan.plan import Plan
 from meshwise.request.methods import Follow, PlannedStep
 
@@ -20,7 +28,8 @@ class RayStep(PlannedStep):
     Arguments and results are as in a `ParallelStep`, with handles in place of arrays: an array
     stays on the hosts until it is read, as by `float(loss)`.  Arguments that are no handles go to
     every host.  It cannot be passed to `RayCluster.run`: for what else a `ParallelStep` can do,
-    call `parallelize` in a function that runs there.
+    call `parallelize` in a function that runs there.  Settings of JAX hold as around a call of a
+    `ParallelStep`, but for `jax.set_mesh` and `jax.disable_jit`, which are refused.
     """
 
     def __init__(
@@ -59,16 +68,26 @@ class RayStep(PlannedStep):
         return tuple(map(Plan.from_json, self._run(_plans)))
 
     def _run(self, fun: Callable[..., Any], /, *args: PyTree, **kwargs: PyTree) -> Any:
+        if is_jit_disabled() or not users_mesh().empty:
+            raise TraceError(
+                f"{step_name(self._fun)} runs on the hosts of Ray, which see neither a mesh of the "
+                "driver (jax.set_mesh) nor jax.disable_jit(); call it without them"
+            )
         if self._there is None:
             options = dict(self._parallelized.keywords)
             if isinstance(options["method"], Follow):
                 options["method"] = Follow(options["method"].followed())
             make = partial(self._parallelized.func, self._fun, cluster=self._cluster.described)
             self._there = self._cluster.run(_made, partial(make, **options))
-        return self._cluster.run(fun, self._there, *args, **kwargs)
+        return self._cluster.run(_under, users_settings(), fun, self._there, *args, **kwargs)
 
 
 # What the hosts call.
+
+
+def _under(settings: Any, fun: Callable[..., Any], /, *args: PyTree, **kwargs: PyTree) -> Any:
+    with under_settings(settings):
+        return fun(*args, **kwargs)
 
 
 def _made(make: Callable[[], Any]) -> Staying:

@@ -22,6 +22,7 @@ from meshwise.plan.offload import bytes_on_device
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
+from meshwise.request.constraints import FREE_METHODS, dropped_on
 from meshwise.request.methods import Auto, Follow, IntraOp, Method, Replay
 from meshwise.request.plan_request import PlanRequest
 from meshwise.rules.unruled import hint
@@ -92,7 +93,16 @@ def finished_plan(
         fingerprint=fingerprint(step.graph),
         replicated=work.replicated.shares(),
         parameters=step.parameters,
-        warnings=(*step.warnings, *_warnings(step.graph, result, work, mesh, method)),
+        warnings=(
+            *step.warnings,
+            *dropped_on(
+                step.program,
+                mesh,
+                options.strategies,
+                decides=not isinstance(request.method, FREE_METHODS),
+            ),
+            *_warnings(step.graph, result, work, mesh, method),
+        ),
     )
 
 

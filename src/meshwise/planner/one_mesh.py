@@ -38,8 +38,9 @@ from meshwise.planner.offload import (
     fastest,
     least_in_host,
 )
+from meshwise.request.constraints import FREE_METHODS, kept_constraints
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
-from meshwise.request.pins import pinned
+from meshwise.request.pins import apart, pinned
 from meshwise.request.plan_request import PlanRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.padding.choose import padded_dims, with_padding
@@ -475,7 +476,9 @@ def _candidate(
         offload: Whether state that only the update reads stays in the memory of hosts.
     """
     method, step = request.method, known.traced
-    pins = pinned(step.graph, request.pins, mesh)
+    keeps = isinstance(method, FREE_METHODS)
+    kept = kept_constraints(step.program, step.graph, mesh) if keeps else {}
+    pins = pinned(apart(step.graph, kept), request.pins, mesh)
     graph = pins.graph
     follows = isinstance(method, Follow)
     followed = followed_layouts(graph, method.followed()) if follows else {}
@@ -485,7 +488,7 @@ def _candidate(
         time_limit_s=method.time_limit_s if isinstance(method, (IntraOp, Auto)) else math.inf,
         seed=method.seed if isinstance(method, (IntraOp, Auto)) else 0,
         layouts={**followed, **pins.layouts, **forced.layouts},
-        strategies={**pins.strategies, **forced.strategies},
+        strategies={**kept, **pins.strategies, **forced.strategies},
         offload=offload,
         dump_ilp=request.dump_ilp,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -25,7 +25,14 @@ from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.registry import is_forward_only
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.gradients import refuse_stages
-from meshwise.trace.step import OpenStep, TracedStep, open_step, state_bytes, trace_step
+from meshwise.trace.step import (
+    OpenStep,
+    TracedStep,
+    abstract,
+    open_step,
+    state_bytes,
+    trace_step,
+)
 
 
 class UserStep(Protocol):
@@ -108,6 +115,9 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
     """
     if not has_stages(request.method):
         return _one_program(call, request)
+    # A loss whose types name axes (of Explicit meshes) could not be cut.
+    args, kwargs = jax.tree.map(abstract, (call.args, dict(call.kwargs)))
+    call = replace(call, args=args, kwargs=kwargs)
     match request.method:
         case Follow() as follow:
             return followed_stages(call, follow.followed(), request)

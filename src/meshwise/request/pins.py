@@ -172,7 +172,7 @@ def pinned(graph: Graph, pins: Mapping[str, object], mesh: LogicalMesh) -> Pinne
         if wish.pattern not in hit:
             activations = sorted({owner.tensors[op.outputs[0]].name for _, owner, op in named})
             refuse_unmatched(wish.pattern, names, activations)
-    return Pinned(graph=_apart(graph, strategies), layouts=layouts, strategies=strategies)
+    return Pinned(graph=apart(graph, strategies), layouts=layouts, strategies=strategies)
 
 
 def named_operators(
@@ -335,10 +335,16 @@ def _strategies(
     return frozenset(found[layout] for layout in allowed)
 
 
-def _apart(
+def apart(
     graph: Graph, strategies: Mapping[OperatorPath, object], path: OperatorPath = ()
 ) -> Graph:
-    """Return the graph with the operators at some paths marked as deciding alone."""
+    """Return the graph with the operators at some paths marked as deciding alone.
+
+    Args:
+        graph: The graph.
+        strategies: What is known of these operators, by path.
+        path: Where the graph stands in another one.
+    """
     if not strategies:
         return graph
     operators: list[Operator] = []
@@ -348,7 +354,7 @@ def _apart(
         if here in inside:
             op = dataclasses.replace(op, apart=True)
         elif inside and op.bodies:
-            bodies = (_apart(body, inside, (*here, p)) for p, body in enumerate(op.bodies))
+            bodies = (apart(body, inside, (*here, p)) for p, body in enumerate(op.bodies))
             op = dataclasses.replace(op, bodies=tuple(bodies))
         operators.append(op)
     return dataclasses.replace(graph, operators=tuple(operators))

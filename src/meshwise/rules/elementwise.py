@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from meshwise.graph.loops import DimMap, LoopRule
 from meshwise.rules.loop_list import LoopList, dims_like
+from meshwise.rules.narrow import is_narrow
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards
 
 # Operands that a primitive is linear in: each tuple is one group that may be partial together.
@@ -55,7 +56,9 @@ def _dim_map(shape: tuple[int, ...], result: tuple[int, ...], dims: DimMap) -> D
 
 
 def _holds(source: DTypeLike, target: DTypeLike) -> bool:
-    """Return whether a cast between floating types keeps every bit."""
+    """Return whether a cast between floating types keeps every bit of a sum of parts."""
+    if is_narrow(source) or is_narrow(target):
+        return False
     floats = all(jnp.issubdtype(dtype, jnp.inexact) for dtype in (source, target))
     return floats and jnp.promote_types(source, target) == target
 

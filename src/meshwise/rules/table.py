@@ -27,6 +27,7 @@ from meshwise.rules import (
 )
 from meshwise.rules.attention import operators as attention
 from meshwise.rules.indexed import gather, scatter, slicing
+from meshwise.rules.narrow import is_narrow, without_sums
 from meshwise.rules.pallas import operators as pallas
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.products import dot_general, linalg, ragged_dot
@@ -34,6 +35,8 @@ from meshwise.rules.windows import convolution, reduce_window
 
 # What a reduction of booleans means: their sum is never 2.
 _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
+
+_ROUNDED = "sums of {} parts would be rounded; let the result be wider, as preferred_element_type"
 
 
 def _has_no_sum(aval: ShapedArray) -> bool:
@@ -46,6 +49,8 @@ def _typed(row: PrimitiveRule) -> PrimitiveRule:
 
     def rule(eqn: Equation) -> LoopRule:
         found = row.rule(eqn)
+        if any(is_narrow(aval.dtype) for aval in eqn.out_avals):
+            return without_sums(found, _ROUNDED.format(eqn.out_avals[0].dtype))
         if not any(_has_no_sum(aval) for aval in eqn.out_avals):
             return found
         loops = tuple(

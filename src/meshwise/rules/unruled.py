@@ -9,7 +9,8 @@ from meshwise.graph.loops import NO_RULE, LoopRule
 
 _EFFECT = "a side effect: refused"
 _CALLED = "a function of the host, called once: `host_call` takes its place"
-_COLLECTIVE = "a collective over axes that the user's own `shard_map` or `vmap` binds"
+_COLLECTIVE = "over an axis of the user's own `shard_map` or `vmap`, which is a dim when planned"
+_APART = "becomes an operation on whole arrays, see `meshwise.trace.own_parallel`"
 _REFERENCE = "reads or writes a reference: refused outside of a kernel"
 _KERNEL = "an opaque kernel: state its loops, by mw.sharded_kernel or rules="
 _INSIDE = "only inside other primitives, or while they are differentiated"
@@ -32,8 +33,9 @@ _NAMES = {
     _KERNEL: """
         call_exported cudnn_fusion custom_partitioning dot_product_attention_fp8_bwd_wrapper
         dot_product_attention_fp8_fwd_wrapper ffi_call scaled_dot scaled_matmul_wrapper
-        core_map shard_map
+        core_map
     """,
+    _APART: "shard_map",
     _INSIDE: """
         custom_lin custom_jvp_call_jaxpr create_linear eval_jaxpr from_edtype geqp3
         iota_2x32_shape philox2x32 philox4x32 stage threefry4x32 tie to_edtype unreachable

@@ -16,6 +16,7 @@ from jax.stages import Compiled, Lowered
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ProgramError
+from meshwise.jax_compat import with_checked_layouts
 from meshwise.plan.decision import GraphDecision
 from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.hlo.module import parse_module
@@ -47,7 +48,7 @@ def compile_decided(
         The executable on flat arguments; None where no device of the mesh is of this process.
 
     Raises:
-        ProgramError: on XLA:CPU collectives would race.
+        ProgramError: XLA does not compile it, or on XLA:CPU collectives would race.
         ClusterError: the processes have lowered different programs.
     """
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
@@ -68,10 +69,11 @@ def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:
         name: The name for messages.
 
     Raises:
-        ProgramError: on XLA:CPU collectives would race.
+        ProgramError: XLA does not compile it, or on XLA:CPU collectives would race.
     """
-    compiled = lowered.compile()
-    if devices.flat[0].platform != "cpu" or devices.size == 1:
+    platform = devices.flat[0].platform
+    compiled = _compiled(lowered, name, platform)
+    if platform != "cpu" or devices.size == 1:
         return compiled
     text = compiled.as_text() or ""
     module = parse_module(text)
@@ -83,7 +85,19 @@ def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:
             "another one"
         )
     if overwritten_too_early(text, module):
-        return lowered.compile(
-            compiler_options={"xla_cpu_copy_insertion_use_region_analysis": False}
-        )
+        options: dict[str, str | bool] = {"xla_cpu_copy_insertion_use_region_analysis": False}
+        return _compiled(lowered, name, platform, options)
     return compiled
+
+
+def _compiled(
+    lowered: Lowered, name: str, platform: str, options: dict[str, str | bool] | None = None
+) -> Compiled:
+    try:
+        return with_checked_layouts(lowered.compile(compiler_options=options))
+    except jax.errors.JaxRuntimeError as error:
+        said = str(error).partition("\n")[0]
+        raise ProgramError(
+            f"XLA does not compile {name} for {platform} devices: {said}; where the operation or "
+            "the type is the reason, jax.jit has it too"
+        ) from error

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
 from meshwise.errors import CallError, TraceError
 
@@ -30,6 +31,26 @@ def named(fun: Callable[..., Any]) -> Callable[..., Any]:
     with suppress(TypeError, ValueError):  # Python cannot tell: then JAX numbers the arguments
         step.__dict__["__signature__"] = inspect.signature(fun)
     return step
+
+
+def under_mesh(fun: Callable[..., Any], mesh: AbstractMesh) -> Callable[..., Any]:
+    """Return a function that runs under a mesh that the user has set, wherever it is called.
+
+    Args:
+        fun: The function.
+        mesh: The mesh; an empty one for none.
+    """
+    if mesh.empty:
+        return fun
+
+    def under(*args: Any, **kwargs: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh):
+            return call(fun, args, kwargs)
+
+    under.__dict__["__wrapped__"] = base(fun)[0]
+    with suppress(TypeError, ValueError):
+        under.__dict__["__signature__"] = inspect.signature(fun)
+    return under
 
 
 def base(fun: Callable[..., Any]) -> tuple[Callable[..., Any], str]:

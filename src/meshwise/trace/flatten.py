@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from meshwise.errors import TraceError
@@ -33,6 +35,7 @@ from meshwise.jax_compat import (
     with_a_result,
 )
 from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
+from meshwise.rules.identity import constraint_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
 from meshwise.trace.program import Node, Program
@@ -43,10 +46,18 @@ _TAKES_RESULTS = (
     "io_callback at {} returns values to the step, which one call for all devices cannot; return "
     "nothing from it, or use jax.pure_callback if the function has no effect"
 )
+_INNER = (
+    "shard_map at {} stands in a custom derivative of a step that is cut into stages, where it is "
+    "not taken apart; write the derivative without shard_map, or use one stage"
+)
 _IN_ORDER = (
     "a callback with ordered=True at {} is inside a loop or a branch, where it has no order with "
     "those outside; leave ordered out, or move it out of the loop or branch"
 )
+
+
+# Collectives over the axis of a `vmap` of the user's own, which is a dim by now.
+_OVER_DIMS = {"psum": jax.lax.reduce_sum, "pmax": jax.lax.reduce_max, "pmin": jax.lax.reduce_min}
 
 
 class _Builder:
@@ -160,9 +171,7 @@ class _Builder:
                     outputs = self._each(jax.lax.copy_p, outputs, source)
                     self.results.update(outputs)
             elif body_name is not None:
-                if name in REMAT_NAMES and eqn.params.get("differentiated"):
-                    inputs = self._barrier(inputs, source)
-                outputs = self.inline_closed(eqn.params[body_name], inputs, source)
+                outputs = self._call(eqn, body_name, inputs, source)
             elif name == "optimization_barrier":
                 outputs = self._barrier(inputs, source)
             elif name == "custom_linear_solve":
@@ -176,10 +185,43 @@ class _Builder:
                 self._with_effect(eqn, inputs, source)
                 outputs = []
             else:
-                avals = [var.aval for var in eqn.outvars]
-                outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
+                outputs = self._plain(eqn, inputs, source)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
+
+    def _call(
+        self, eqn: Eqn, body_name: str, inputs: list[int], source: SourceInfo | None
+    ) -> list[int]:
+        params = eqn.params
+        if eqn.primitive.name in REMAT_NAMES and params.get("differentiated"):
+            inputs = self._barrier(inputs, source)
+        inputs = self._constrained(inputs, params.get("in_shardings"), source)
+        outputs = self.inline_closed(params[body_name], inputs, source)
+        return self._constrained(outputs, params.get("out_shardings"), source)
+
+    def _constrained(
+        self, values: list[int], shardings: Sequence[Any] | None, source: SourceInfo | None
+    ) -> list[int]:
+        """Append what an inner `jax.jit` asks of the layouts of its operands or results."""
+        if not shardings:
+            return values
+        return [
+            self.bind(constraint_p, {"sharding": asked}, [i], [self.avals[i]], source)[0]
+            if isinstance(asked, NamedSharding) and i not in self.constants
+            else i
+            for i, asked in zip(values, shardings, strict=True)
+        ]
+
+    def _plain(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> list[int]:
+        name = eqn.primitive.name
+        if name == "shard_map":
+            raise TraceError(_INNER.format(source_line(source)))
+        if name in _OVER_DIMS and all(isinstance(axis, int) for axis in eqn.params["axes"]):
+            return self.inline_closed(_over_dims(eqn), inputs, source)
+        avals, primitive, params = [var.aval for var in eqn.outvars], eqn.primitive, eqn.params
+        if name == constraint_p.name:
+            primitive, params = constraint_p, {"sharding": params["sharding"]}
+        return self.bind(primitive, params, inputs, avals, source)
 
     def inline_closed(
         self, body: ClosedJaxpr | Jaxpr, args: list[int], outer: SourceInfo | None
@@ -224,6 +266,13 @@ class _Builder:
             i if i in self.constants else self.bind(primitive, {}, [i], [self.avals[i]], source)[0]
             for i in inputs
         ]
+
+
+def _over_dims(eqn: Eqn) -> ClosedJaxpr:
+    """Return what a collective over the axis of a `vmap` means."""
+    reduced = partial(_OVER_DIMS[eqn.primitive.name], axes=eqn.params["axes"])
+    avals = [var.aval for var in eqn.invars]
+    return jax.make_jaxpr(lambda *operands: [reduced(x) for x in operands])(*avals)
 
 
 def _refuse_effects(jaxpr: Jaxpr) -> None:

@@ -1,7 +1,8 @@
 """`value_and_grad` and `grad`: drop-in for JAX's, kept as one primitive while a step is traced.
 
 The primitive holds the loss jaxpr, so that a pipeline can cut the forward pass and differentiate
-each piece.  On one mesh it is expanded where it stands.
+each piece.  On one mesh it is expanded where it stands.  Parallel code of the user's own is taken
+out of the loss that is cut, and stays in the one (`own`) that JAX differentiates.
 
 Source: docs/decisions/0020.
 """
@@ -23,13 +24,17 @@ from meshwise.errors import LossError
 from meshwise.jax_compat import (
     Primitive,
     consts_as_inputs,
+    explicit,
     is_staged,
     is_tracer,
     is_tracing,
     jaxpr_as_fun,
+    names_axes,
     source_line,
+    users_mesh,
 )
-from meshwise.trace.call import leaf_spans
+from meshwise.trace.call import leaf_spans, under_mesh
+from meshwise.trace.own_parallel import on_whole_arrays
 
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
@@ -46,12 +51,13 @@ def _expanded(*args: Any, loss: Any, wrt: tuple[int, ...]) -> list[Any]:
     return [value, *aux, *grads]
 
 
-def _flat(*args: Any, loss: Any, wrt: tuple[int, ...], expand: Any = None) -> list[Any]:
-    del expand
-    return _expanded(*args, loss=loss, wrt=wrt)
+def _flat(*args: Any, loss: Any, own: Any, wrt: tuple[int, ...], expand: Any) -> list[Any]:
+    del loss, expand
+    return _expanded(*args, loss=own, wrt=wrt)
 
 
-def _abstract(*avals: Any, loss: Any, wrt: tuple[int, ...], expand: Any) -> list[Any]:
+def _abstract(*avals: Any, loss: Any, own: Any, wrt: tuple[int, ...], expand: Any) -> list[Any]:
+    del own
     ends = [loss.out_avals[0], *(avals[i] for i in wrt)]
     if any(a.weak_type for a in ends) or not _is_plain(loss.jaxpr):
         # Whether a gradient is weakly typed depends on the loss, or it has none.
@@ -183,8 +189,6 @@ def _marked(
     kwargs: dict[str, Any],
 ) -> tuple[Any] | None:
     """Bind a loss as one primitive; return a tuple of its results, None if it must be JAX's own."""
-    if not jax.sharding.get_abstract_mesh().empty:
-        return None  # types say more than shape and dtype, as inside `jax.shard_map`
     leaves, tree = jax.tree.flatten((args, kwargs))
     spans = leaf_spans(args)
     nums = _resolved(argnums, len(args))
@@ -236,10 +240,14 @@ def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[
     Returns:
         Value, auxiliary results, gradients.
     """
-    loss, given = consts_as_inputs(closed), [*closed.consts, *operands]
+    own, given = consts_as_inputs(closed), [*closed.consts, *operands]
     places = tuple(len(closed.consts) + n for n in wrt)
     return loss_and_grad_p.bind(
-        *given, loss=loss, wrt=places, expand=_expansion(loss, places, given)
+        *given,
+        loss=on_whole_arrays(own),
+        own=own,
+        wrt=places,
+        expand=_expansion(own, places, given),
     )
 
 
@@ -303,10 +311,13 @@ def _resolved(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
 def _is_fit(value: Any) -> bool:
     """Return whether a value is an array, concrete or staged into the jaxpr of the step.
 
-    Under `jax.vmap` or `jax.grad` inside the step the primitive would be taken apart at once.
+    Under `jax.vmap` or `jax.grad` inside the step the primitive would be taken apart at once; and
+    it knows nothing of types that name axes of a mesh.
     """
     aval = jax.typeof(value)
-    return isinstance(aval, core.ShapedArray) and (is_staged(value) or not is_tracer(value))
+    if not isinstance(aval, core.ShapedArray) or names_axes(aval.sharding):
+        return False
+    return is_staged(value) or not is_tracer(value)
 
 
 def _is_differentiable(value: Any) -> bool:
@@ -335,15 +346,18 @@ def _refuse_whole_numbers(fun: Callable[..., Any], value: Any) -> None:
 
 def _specs(operands: Sequence[Any]) -> list[Any]:
     avals = [jax.typeof(x) for x in operands]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    specs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+    return list(map(explicit, avals, specs))
 
 
 def _expansion(loss: Any, wrt: tuple[int, ...], operands: Sequence[Any]) -> Callable[[], Any]:
     """Value and gradients as a jaxpr, made when it is first asked for."""
     specs = _specs(operands)  # no tracer outlives its trace here
+    expanded = under_mesh(partial(_expanded, loss=loss, wrt=wrt), users_mesh())
 
     @cache
     def expand() -> Any:
-        return jax.make_jaxpr(partial(_expanded, loss=loss, wrt=wrt))(*specs)
+        # Parallel code is differentiated by JAX, which knows the derivatives that are in it.
+        return on_whole_arrays(jax.make_jaxpr(expanded)(*specs))
 
     return expand

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,12 +13,20 @@ from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
-from meshwise.jax_compat import Aval, ClosedJaxpr, is_missing_cudnn
+from meshwise.jax_compat import (
+    Aval,
+    ClosedJaxpr,
+    explicit,
+    is_missing_cudnn,
+    is_unbound_axis,
+    raising_line,
+)
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.call import base, leaf_spans, named
 from meshwise.trace.flatten import flatten
+from meshwise.trace.own_parallel import on_whole_arrays
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
@@ -27,6 +36,9 @@ from meshwise.trace.time.state import Batch
 from meshwise.trace.to_graph import to_graph
 
 Statistics = Literal["exact", "local"]
+
+# Leaves that an error lists.
+_LISTED = 4
 
 # In place of a None of batch_dims: JAX takes None for a tree without leaves.
 _NOT_BATCH = object()
@@ -140,6 +152,7 @@ class OpenStep:
         batch_dims: Batch dim of each flat argument that is batch data, by position.
         aliases: Pairs (flat argument, flat result) of the state.
         names: The names of the flat arguments.
+        labels: What messages call them, as `argument 1 (batch)['x']`.
         warnings: What the user asked for and does not get.
         parameters: Number and name of each positional argument in the user's call.
     """
@@ -152,6 +165,7 @@ class OpenStep:
     batch_dims: Mapping[int, int]
     aliases: tuple[tuple[int, int], ...]
     names: tuple[str, ...]
+    labels: tuple[str, ...]
     warnings: tuple[str, ...]
     parameters: tuple[tuple[int, str], ...]
 
@@ -183,24 +197,19 @@ def open_step(
     """
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
-    try:
-        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
-    except RuntimeError as error:
-        if not is_missing_cudnn(error):
-            raise
-        raise TraceError(
-            f"{base(fun)[1]} asks for attention by cuDNN, which JAX traces only where cuDNN is "
-            "installed; on a machine without it, as one that plans for others, write "
-            "mw.cudnn_attention(query, key, value, ...) in place of "
-            "jax.nn.dot_product_attention(query, key, value, ..., implementation='cudnn')"
-        ) from error
+    spans = leaf_spans(specs[0])
+    labels, batch_dims = _labels(specs, signature), _batch_dims(specs[0], spans, signature)
+    rows = {labels[i]: (dim, flat[i].shape[dim]) for i, dim in batch_dims.items()}
+    typed = jax.tree.map(explicit, (tuple(args), dict(kwargs)), specs)
+    with _explained(base(fun)[1], rows):
+        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*typed[0], **typed[1])
+        closed = on_whole_arrays(closed)
     out_leaves, out_tree = jax.tree.flatten(out_shape)
     if not out_leaves:
         raise TraceError(
             f"{base(fun)[1]} returns no array; a step must return its new state and what else is "
             "wanted, as (state, loss): arrays of JAX are not changed in place"
         )
-    spans = leaf_spans(specs[0])
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
     paths = jax.tree_util.tree_flatten_with_path(specs)[0]
     return OpenStep(
@@ -209,9 +218,10 @@ def open_step(
         out_tree=out_tree,
         in_avals=tuple(flat),
         out_leaves=tuple(out_leaves),
-        batch_dims=_batch_dims(specs[0], spans, signature),
+        batch_dims=batch_dims,
         aliases=aliases,
         names=tuple(_path_name(path, signature) for path, _ in paths),
+        labels=tuple(labels),
         warnings=tuple(
             f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
             "the same tree, shapes and dtypes, so its buffers are not reused; return its new "
@@ -220,6 +230,46 @@ def open_step(
         ),
         parameters=signature.parameters or tuple((n, "") for n in range(len(args))),
     )
+
+
+@contextmanager
+def _explained(name: str, rows: Mapping[str, tuple[int, int]]) -> Iterator[None]:
+    """Say what a failure of JAX means for a step.
+
+    Args:
+        name: The name of the step.
+        rows: Batch dim and number of rows of each leaf of the batch, by name.
+    """
+    try:
+        yield
+    except TraceError:
+        raise
+    except (TypeError, ValueError) as error:
+        unequal = _unequal_rows(rows)
+        if unequal is None:
+            raise
+        said = str(error).partition("\n")[0].rstrip(".")
+        raise TraceError(
+            f"{name} cannot be traced ({raising_line(error)}: {said}), and its batch arguments "
+            f"have different numbers of rows: {unequal}"
+        ) from error
+    except NameError as error:
+        if not is_unbound_axis(error):
+            raise
+        raise TraceError(
+            f"{name} at {raising_line(error)}: {str(error).partition('.')[0]}; a step sees whole "
+            "arrays, as on one device: take the collective out, or give the axis a name with "
+            "jax.vmap(..., axis_name=...) or jax.shard_map"
+        ) from error
+    except RuntimeError as error:
+        if not is_missing_cudnn(error):
+            raise
+        raise TraceError(
+            f"{name} asks for attention by cuDNN, which JAX traces only where cuDNN is installed; "
+            "on a machine without it, as one that plans for others, write "
+            "mw.cudnn_attention(query, key, value, ...) in place of "
+            "jax.nn.dot_product_attention(query, key, value, ..., implementation='cudnn')"
+        ) from error
 
 
 def trace_step(
@@ -252,7 +302,7 @@ def trace_step(
     is_local = statistics == "local" and num_microbatches > 1
     program = with_batch_dims(flatten(closed, rules, mark_results=is_local))
     if num_microbatches > 1:
-        batch = _cut(flat, batch_dims, num_microbatches, num_devices)
+        batch = _cut(flat, batch_dims, num_microbatches, num_devices, opened.labels)
         block = analyze(program, batch_dims, batch, local_statistics=is_local)
         whole = program
         closed = jax.make_jaxpr(lambda *leaves: microbatched(whole, block, batch, leaves))(*flat)
@@ -291,6 +341,37 @@ def _path_name(path: KeyPath, signature: StepSignature) -> str:
     part, argument, *rest = path
     first = str(signature.number(argument.idx)) if part.idx == 0 else str(argument.key)
     return "/".join((first, *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
+
+
+def _labels(specs: Any, signature: StepSignature) -> list[str]:
+    """Return what messages call the leaves of `(args, kwargs)`, as `argument 1 (batch)['x']`."""
+    paths = jax.tree_util.tree_flatten_with_path(specs)[0]
+    return [
+        (signature.label(argument.idx) if part.idx == 0 else str(argument.key))
+        + jax.tree_util.keystr(tuple(rest))
+        for (part, argument, *rest), _ in paths
+    ]
+
+
+def _unequal_rows(rows: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return which leaves of the batch have other numbers of rows than most; None if none does.
+
+    Args:
+        rows: Batch dim and number of rows by the name of the leaf.
+    """
+    sizes = [size for _, size in rows.values()]
+    if len(set(sizes)) < 2:
+        return None
+    most = max(sizes, key=lambda size: (sizes.count(size), size))
+    others = [
+        f"{name} has {size} (dim {dim})" for name, (dim, size) in rows.items() if size != most
+    ]
+    like = next(name for name, (_, size) in rows.items() if size == most)
+    return (
+        f"{', '.join(others[:_LISTED])}{', ...' if len(others) > _LISTED else ''} where {like} has "
+        f"{most}; give all as many rows, or say with batch_dims which dim is the batch, None for "
+        "what is not batch data"
+    )
 
 
 def _batch_dims(
@@ -342,6 +423,7 @@ def _cut(
     batch_dims: Mapping[int, int],
     num_microbatches: int,
     num_devices: int,
+    names: Sequence[str],
 ) -> Batch:
     sizes = {position: flat[position].shape[dim] for position, dim in batch_dims.items()}
     if not sizes:
@@ -349,13 +431,10 @@ def _cut(
             f"num_microbatches={num_microbatches}, but no argument is batch data; name the batch "
             "arguments with batch_argnums"
         )
-    distinct = sorted(set(sizes.values()))
-    if len(distinct) > 1:
-        raise TraceError(
-            f"batch arguments have different batch sizes {distinct}; set batch_dims so that all "
-            "name the same batch"
-        )
-    (size,) = distinct
+    unequal = _unequal_rows({names[i]: (batch_dims[i], size) for i, size in sizes.items()})
+    if unequal is not None:
+        raise TraceError(f"batch arguments have different numbers of rows: {unequal}")
+    (size,) = set(sizes.values())
     if size == 0:
         raise TraceError(
             f"the batch is empty (0 rows), so it has no num_microbatches={num_microbatches} parts; "

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout, replicated
-from meshwise.jax_compat import Aval, Var
+from meshwise.jax_compat import Aval, Var, with_checked_layouts
 from meshwise.program.emit import UpdateSpec
 from meshwise.program.names import (
     Activation,
@@ -201,7 +201,9 @@ class Joining:
                 outputs=tuple(outputs),
                 places=tuple(range(len(outputs))),
                 donated=(),
-                executable=lowered.compile() if has_devices_here(mesh) else None,
+                executable=(
+                    with_checked_layouts(lowered.compile()) if has_devices_here(mesh) else None
+                ),
                 in_shardings=shardings,
                 out_shardings=made,
                 in_avals=given,

@@ -19,6 +19,7 @@ from meshwise.jax_compat import (
     closed_jaxpr,
     scan_counts,
     source_scope,
+    with_params,
 )
 from meshwise.trace.attention.match import Match, matches
 from meshwise.trace.layers.equations import dependent, environment, inlined, read, traced
@@ -103,18 +104,13 @@ def _run_equation(eqn: Eqn, body: Any, values: list[Array]) -> list[Array]:
     if eqn.primitive.name == _LOSS:
         return bind_loss(body, eqn.params["wrt"], values)
     params = eqn.params | {"jaxpr": body}
-    return bind_equation(replace_params(eqn, params), values)
-
-
-def replace_params(eqn: Any, params: dict[str, Any]) -> Any:
-    """Return an equation with other parameters."""
-    return eqn.replace(params=params)
+    return bind_equation(with_params(eqn, params), values)
 
 
 def _with_body(eqn: Eqn, varied: Sequence[bool]) -> Any:
     """Return the body of an equation with attention as an operator; None if there is none."""
     name = eqn.primitive.name
-    if name == _LOSS:
+    if name == _LOSS and eqn.params["loss"] is eqn.params["own"]:
         wrt = set(eqn.params["wrt"])
         return _replaced(eqn.params["loss"], [i in wrt for i in range(len(eqn.invars))])
     if name == "scan":

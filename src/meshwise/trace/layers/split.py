@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from jax import Array
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var, source_line
+from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, source_line
 from meshwise.trace.layers.equations import (
     dependent,
     environment,
@@ -162,6 +162,8 @@ def _only_loss(jaxpr: FlatJaxpr) -> Eqn:
         TraceError: there is none, or more than one.
     """
     losses = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == LOSS]
+    if not losses:
+        _refuse_inner_losses(jaxpr)
     if len(losses) != 1:
         places = "; ".join(call_line(eqn) for eqn in losses) or "none"
         raise TraceError(
@@ -169,6 +171,32 @@ def _only_loss(jaxpr: FlatJaxpr) -> Eqn:
             f"this one has {len(losses)} ({places})"
         )
     return losses[0]
+
+
+def _refuse_inner_losses(jaxpr: FlatJaxpr) -> None:
+    """Say what a loss in a loop or a branch means for stages.
+
+    Raises:
+        TraceError: there is one.
+    """
+    for eqn in jaxpr.eqns:
+        losses = [e for body in bodies(eqn.params) for e in body.eqns if e.primitive.name == LOSS]
+        if not losses:
+            for body in bodies(eqn.params):
+                _refuse_inner_losses(body)
+            continue
+        name, count = eqn.primitive.name, eqn.params.get("length")
+        remedy = "put the choice into the loss"
+        if name != "cond":
+            remedy = (
+                "to sum gradients over parts of the batch, take the loop away and say "
+                f"num_microbatches={count or '...'}: the pipeline cuts the batch itself"
+            )
+        raise TraceError(
+            "a step that is cut into stages differentiates its loss once, for the whole batch; "
+            f"this one does at {call_line(losses[0])} inside the {name} at "
+            f"{source_line(eqn.source_info)}; {remedy}, or use one stage"
+        )
 
 
 def _made_apart(forward: ClosedJaxpr, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:

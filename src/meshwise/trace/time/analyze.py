@@ -121,9 +121,10 @@ def _refusal(node: Node, reason: str, num_rows: int) -> TraceError:
             "the batch has one row, so its dim cannot be told from other dims of size 1; pass two "
             "rows or more, or plan without stages (method=mw.IntraOp())"
         )
+    whole = "" if node.bodies else primitive_rule(node.equation).rule(node.equation).whole
     return TraceError(
         f"the step does not separate into micro-batches: {node.name} at "
-        f"{source_line(node.source)} {reason}; {remedy}"
+        f"{source_line(node.source)} {reason}{f' ({whole})' if whole else ''}; {remedy}"
     )
 
 
