@@ -124,6 +124,8 @@ CALL_BODIES = {
 }
 # Functions of JAX under which the loss runs while it is differentiated.
 _GRADIENT_FRAMES = frozenset({"value_and_grad_f"})
+# Folders of libraries that call them for their users.
+_WRAPPERS = frozenset({"flax", "equinox"})
 REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 
 
@@ -508,12 +510,13 @@ def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
 
     Args:
         source: The source of an equation.
-        outside: A file that is not the user's, though it is none of JAX.
+        outside: A folder whose files are not the user's, though they are none of JAX.
     """
     if source is None:
         return ""
     frames = source_info_util.user_frames(source.traceback)
-    frame = next((f for f in frames if f.file_name != outside), None)
+    mine = (f for f in frames if not outside or not f.file_name.startswith(outside))
+    frame = next(mine, None)
     if frame is None:
         return ""
     column = f":{frame.start_column}" if frame.start_column else ""
@@ -553,7 +556,7 @@ def gradient_call(
     for info in (source, *around):
         for frame in info.traceback.frames if info and info.traceback else ():
             if source_info_util.is_user_filename(frame.file_name):
-                if inside:
+                if inside and _WRAPPERS.isdisjoint(PurePath(frame.file_name).parts):
                     return frame.file_name, frame.line_num, frame.function_name
             elif frame.function_name.rpartition(".")[2] in _GRADIENT_FRAMES:
                 inside = True

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import update_wrapper
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.typing import ArrayLike
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from meshwise.targets.compiler import Listener
     from meshwise.targets.verification import Verification
 
+_Step = TypeVar("_Step", bound="ParallelStep")
 _NOT_FITTING = (TypeError, ValueError)
 # Attributes of a function of `jax.jit`, and what to use here in their place.
 _OF_JIT = {
@@ -128,7 +129,15 @@ class ParallelStep(PlannedStep):
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
         options = replace(self._options, parameters=positional_parameters(fun))
-        return ParallelStep(fun, self._request, options, is_alone=self._is_alone)
+        return type(self)(fun, self._request, options, is_alone=self._is_alone)
+
+    def remade(self, kind: type[_Step]) -> _Step:
+        """Return the step as one of another kind, which shares no plans with this one.
+
+        Args:
+            kind: A class of steps.
+        """
+        return kind(self._fun, self._request, self._options, is_alone=self._is_alone)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out."""
@@ -444,11 +453,16 @@ class ParallelStep(PlannedStep):
             binding = self._bindings[given] = bind(self._options, *given)
         return binding, binding.split(args, kwargs)
 
+    def _function(self, binding: Binding, call: Call) -> Callable[..., PyTree]:
+        """Return the step as a function of the arguments of a call."""
+        return binding.function(self._fun, call.statics)
+
     def _key(self, binding: Binding, call: Call) -> Hashable:
         def named(path: Any, leaf: Any) -> Any:
             part, argument, *rest = path
             label = binding.signature.label(argument.idx) if part.idx == 0 else argument.key
-            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)))
+            whole = given[part.idx][argument.idx if part.idx == 0 else argument.key]
+            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)), whole)
 
         given = (call.args, call.kwargs)
         leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
@@ -459,7 +473,7 @@ class ParallelStep(PlannedStep):
         key = self._key(binding, call)
         if key not in self._planned:
             given = StepCall(
-                fun=binding.function(self._fun, call.statics),
+                fun=self._function(binding, call),
                 args=call.args,
                 kwargs=call.kwargs,
                 signature=binding.signature,

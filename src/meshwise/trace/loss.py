@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,8 @@ from meshwise.jax_compat import (
 )
 from meshwise.trace.call import leaf_spans
 
+# Lines below this folder are not the user's.
+_MESHWISE = str(Path(__file__).parents[1])
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
 
@@ -245,7 +248,7 @@ def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[
 
 def call_line(loss: Any) -> str:
     """Return the user's source line in which the loss of an equation is differentiated."""
-    return source_line(loss.source_info, outside=__file__)
+    return source_line(loss.source_info, outside=_MESHWISE)
 
 
 def _traced_loss(

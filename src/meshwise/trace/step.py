@@ -17,7 +17,9 @@ from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.call import base, leaf_spans, named
+from meshwise.trace.changed_arguments import keeping_arguments
 from meshwise.trace.flatten import flatten
+from meshwise.trace.libraries import library_of
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
 from meshwise.trace.sink import with_constants_inside
@@ -92,12 +94,15 @@ class TracedStep:
     weak_results: tuple[int, ...] = ()
 
 
-def abstract(value: object, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
+def abstract(
+    value: object, where: str = "an argument leaf", argument: object = None
+) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an argument, without its sharding.
 
     Args:
         value: The argument, or a leaf of it.
         where: What the message calls it.
+        argument: The argument of which it is a leaf.
 
     Raises:
         TraceError: the value is not an array.
@@ -108,6 +113,11 @@ def abstract(value: object, where: str = "an argument leaf") -> jax.ShapeDtypeSt
         what_to_do = "pass it through static_argnums, or make it an array"
         if isinstance(value, Iterator):
             what_to_do = "pass one batch of arrays, as next(batches)"
+        elif library_of(argument) == "eqx":
+            what_to_do = (
+                "use mw.eqx.parallelize in place of mw.parallelize, which takes such leaves for "
+                "constants as eqx.filter_jit does, or pass eqx.filter(model, eqx.is_array)"
+            )
         raise TraceError(
             f"{where} of type {type(value).__name__} is not an array ({value!r:.80}); {what_to_do}"
         ) from error
@@ -184,7 +194,8 @@ def open_step(
     specs = jax.tree.map(abstract, (tuple(args), dict(kwargs)))
     flat, in_tree = jax.tree.flatten(specs)
     try:
-        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*specs[0], **specs[1])
+        step = keeping_arguments(named(fun), signature.label)
+        closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*specs[0], **specs[1])
     except RuntimeError as error:
         if not is_missing_cudnn(error):
             raise
