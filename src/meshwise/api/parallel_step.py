@@ -33,9 +33,16 @@ from meshwise.errors import PlanError, PlanWarning, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
-from meshwise.planner.step import PlannedCall, PlannedProgram, has_stages, plan_call
+from meshwise.planner.step import (
+    PlannedCall,
+    PlannedProgram,
+    has_stages,
+    placement_of,
+    plan_call,
+)
 from meshwise.planner.step_call import StepCall
-from meshwise.request.methods import PlannedStep
+from meshwise.request.methods import Auto, IntraOp, PlannedStep
+from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
@@ -479,10 +486,11 @@ class ParallelStep(PlannedStep):
                 signature=binding.signature,
             )
             job, name = self._job(), self._options.name
+            request = replace(self._request, placement=self._placement(given))
             if job is None:
-                planned = plan_call(given, self._request)
+                planned = plan_call(given, request)
             else:
-                planned = plan_in_job(job, name, given, self._request)
+                planned = plan_in_job(job, name, given, request)
             self._planned[key] = planned
             told = list(planned.plan.warnings)
             if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):
@@ -490,6 +498,13 @@ class ParallelStep(PlannedStep):
             for text in told:
                 warnings.warn(f"{name}: {text}", PlanWarning, stacklevel=_users_level())
         return self._planned[key]
+
+    def _placement(self, given: StepCall) -> Placement | None:
+        """Return where the first plan for such a state has it, so that it stays there."""
+        if not isinstance(self._request.method, (Auto, IntraOp)):
+            return None  # where state lies does not depend on the batch, or is given
+        places = (placement_of(planned, given) for planned in self._planned.values())
+        return next((place for place in places if place is not None), None)
 
     def _job(self) -> Job | None:
         """Return the processes that run the step together; None if this one runs it alone."""

@@ -82,6 +82,10 @@ def parallelize(
     of the call, and arguments that have a position but are passed by keyword.  Those of a method
     count without `self`, which is a constant of the step.
 
+    A step that is called with batches of several sizes, or sequences of several lengths, has a plan
+    for each; all of them have the state where the first one has it.  To choose for which shapes
+    that is, plan for these first, as `step.plan(state, largest_batch)`.
+
     Returns:
         A `ParallelStep`, called like `fun`; a `RayStep` for a cluster of `Cluster.ray`.
 

@@ -213,7 +213,6 @@ def open_step(
         )
     spans = leaf_spans(specs[0])
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
-    paths = jax.tree_util.tree_flatten_with_path(specs)[0]
     return OpenStep(
         closed=closed,
         in_tree=in_tree,
@@ -222,7 +221,7 @@ def open_step(
         out_leaves=tuple(out_leaves),
         batch_dims=_batch_dims(specs[0], spans, signature),
         aliases=aliases,
-        names=tuple(_path_name(path, signature) for path, _ in paths),
+        names=argument_names(specs, signature),
         warnings=tuple(
             f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
             "the same tree, shapes and dtypes, so its buffers are not reused; return its new "
@@ -295,6 +294,17 @@ def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
             f"rules={{{unknown[0]!r}: ...}}: the step has no such primitive; of those that it has "
             f"these have no rule: {without}"
         )
+
+
+def argument_names(given: Any, signature: StepSignature) -> tuple[str, ...]:
+    """Return the names of the flat arguments.
+
+    Args:
+        given: `(args, kwargs)`.
+        signature: What is said of them.
+    """
+    paths = jax.tree_util.tree_flatten_with_path(given)[0]
+    return tuple(_path_name(path, signature) for path, _ in paths)
 
 
 def _path_name(path: KeyPath, signature: StepSignature) -> str:
