@@ -16,11 +16,20 @@ from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Literal as OneOf
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, core, export, lax, make_jaxpr, nn, tree_util
-from jax._src import callback, compiler, debugging, distributed, source_info_util
+from jax._src import (
+    callback,
+    compilation_cache,
+    compiler,
+    config,
+    debugging,
+    distributed,
+    source_info_util,
+)
 from jax._src.clusters import ClusterEnv
 from jax._src.core import trace_state_clean
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
@@ -818,6 +827,51 @@ def compile_module(module: bytes, devices: Sequence[Any], options: Mapping[str, 
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
     return client.compile(parsed, xla_client.DeviceList(tuple(devices)), settings)
+
+
+def keeps_programs() -> OneOf["nowhere", "elsewhere", "here"]:
+    """Return where JAX keeps executables: it must not, it has a folder, or it may be given one."""
+    if not config.enable_compilation_cache.value:
+        return "nowhere"
+    return "elsewhere" if config.compilation_cache_dir.value else "here"
+
+
+@contextmanager
+def programs_kept(folder: PurePath | None) -> Iterator[None]:
+    """Let JAX keep all executables that this thread compiles, also those that took little time.
+
+    JAX opens one folder for the whole process when it first needs it, which it has forgotten after
+    the block.  JAX 0.10.2.
+
+    Args:
+        folder: Where; None: where JAX is told already, if it is.
+    """
+    with (
+        config.persistent_cache_min_compile_time_secs(0.0),
+        config.persistent_cache_min_entry_size_bytes(0),
+    ):
+        if folder is None:
+            yield
+            return
+        compilation_cache.reset_cache()
+        try:
+            with config.compilation_cache_dir(str(folder)):
+                yield
+        finally:
+            compilation_cache.reset_cache()
+
+
+def damaged_program(data: bytes) -> bool:
+    """Return whether a file of JAX's compilation cache was not written to its end.
+
+    Args:
+        data: The file.
+    """
+    try:
+        compilation_cache.decompress_executable(data)
+    except Exception:  # each way of compression has its own error
+        return True
+    return False
 
 
 def add_cluster_detection(name: str, detect: Callable[[], tuple[str, int, int] | None]) -> None:

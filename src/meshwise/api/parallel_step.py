@@ -178,9 +178,12 @@ class ParallelStep(PlannedStep):
             )
         key = self._key(binding, call)
         self._compare(key, binding, call)
+        from meshwise.runtime.kept_programs import kept_programs
+
         fitting = self._compiled(key, self._plan(binding, call))
         self._recent[shape] = self._last = fitting
-        out = fitting.run(fitting.place(leaves))
+        with kept_programs():  # small ones are compiled when they first run
+            out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.out_tree, out)
 
     def _compare(self, key: Hashable, binding: Binding, call: Call) -> None:
@@ -525,7 +528,9 @@ class ParallelStep(PlannedStep):
 
     def _compiled(self, key: Hashable, planned: PlannedCall) -> StepExecutable:
         from meshwise.api.compilation import compile_planned
+        from meshwise.runtime.kept_programs import kept_programs
 
         if key not in self._executables:
-            self._executables[key] = compile_planned(planned, self._job())
+            with kept_programs():
+                self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]
