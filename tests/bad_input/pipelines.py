@@ -112,9 +112,9 @@ PIPELINES = (
         "stages of a loss in a loop",
         lambda: planned(accumulated),
         TraceError,
-        "its loss at pipelines.py:{line} (accumulated.add) is differentiated inside a scan, as own "
-        "accumulation of gradients and line searches do, and what is inside of one is not cut: "
-        "differentiate the loss of the whole batch once and say num_microbatches=...",
+        "this one does at pipelines.py:{line} (accumulated.add) inside the scan at pipelines.py:"
+        "{line} (accumulated); to sum gradients over parts of the batch, take the loop away and "
+        "say num_microbatches=2: the pipeline cuts the batch itself, or use one stage",
     ),
     Case(
         "stages with a gradient function made before",

@@ -28,6 +28,7 @@ from meshwise.api.init_state import born_sharded, init_call, planned_for_state, 
 from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
+from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
 from meshwise.errors import PlanError, PlanWarning, StateLostError, TraceError
 from meshwise.jax_compat import PyTree, is_tracer
@@ -180,7 +181,11 @@ class ParallelStep(PlannedStep):
         self._compare(key, binding, call)
         from meshwise.runtime.kept_programs import kept_programs
 
-        fitting = self._compiled(key, self._plan(binding, call))
+        is_new = key not in self._executables
+        planned = self._plan(binding, call)
+        if is_new and (told := moved_to_one_mesh(leaves, planned.plan)):
+            self._tell(told)
+        fitting = self._compiled(key, planned)
         self._recent[shape] = self._last = fitting
         with kept_programs():  # small ones are compiled when they first run
             out = fitting.run(fitting.place(leaves))
@@ -499,8 +504,11 @@ class ParallelStep(PlannedStep):
             if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):
                 told.append(ONE_CPU)
             for text in told:
-                warnings.warn(f"{name}: {text}", PlanWarning, stacklevel=_users_level())
+                self._tell(text)
         return self._planned[key]
+
+    def _tell(self, text: str) -> None:
+        warnings.warn(f"{self._options.name}: {text}", PlanWarning, stacklevel=_users_level())
 
     def _placement(self, given: StepCall) -> Placement | None:
         """Return where the first plan for such a state has it, so that it stays there."""

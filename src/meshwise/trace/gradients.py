@@ -20,6 +20,7 @@ from meshwise.jax_compat import (
     SourceInfo,
     bodies,
     gradient_call,
+    source_line,
 )
 from meshwise.trace.loss import call_line
 
@@ -41,7 +42,7 @@ def refuse_stages(closed: ClosedJaxpr, asked: str) -> None:
             change.
         PlanError: it is marked as it should be, but only `Auto` runs in stages.
     """
-    if any(eqn.primitive.name == LOSS for eqn, _, _ in _equations(closed.jaxpr)):
+    if any(eqn.primitive.name == LOSS for eqn, _ in _equations(closed.jaxpr)):
         raise PlanError(
             f"{asked}: of the methods only Auto runs in stages; use mw.Auto(stages=...), or one "
             "stage"
@@ -62,6 +63,7 @@ def only_loss(closed: ClosedJaxpr) -> Eqn:
     if len(losses) == 1:
         return losses[0]
     if not losses:
+        _refuse_inner_losses(closed.jaxpr)
         raise TraceError(f"a step is cut into stages at its loss, but {_without_loss(closed)}")
     places = "; ".join(call_line(eqn) for eqn in losses)
     raise TraceError(
@@ -72,19 +74,36 @@ def only_loss(closed: ClosedJaxpr) -> Eqn:
     )
 
 
+def _refuse_inner_losses(jaxpr: FlatJaxpr) -> None:
+    """Say what a loss in a loop or a branch means for stages.
+
+    Raises:
+        TraceError: there is one.
+    """
+    for eqn in jaxpr.eqns:
+        losses = [e for body in bodies(eqn.params) for e in body.eqns if e.primitive.name == LOSS]
+        if not losses:
+            for body in bodies(eqn.params):
+                _refuse_inner_losses(body)
+            continue
+        name, count = eqn.primitive.name, eqn.params.get("length")
+        remedy = "put the choice into the loss"
+        if name != "cond":
+            remedy = (
+                "to sum gradients over parts of the batch, take the loop away and say "
+                f"num_microbatches={count or '...'}: the pipeline cuts the batch itself"
+            )
+        raise TraceError(
+            "a step that is cut into stages differentiates its loss once, for the whole batch; "
+            f"this one does at {call_line(losses[0])} inside the {name} at "
+            f"{source_line(eqn.source_info)}; {remedy}, or use one stage"
+        )
+
+
 def _without_loss(closed: ClosedJaxpr) -> str:
     """Say why a step has no loss at which it could be cut, and what to write."""
     equations = list(_equations(closed.jaxpr))
-    for eqn, _, loops in equations:
-        if eqn.primitive.name == LOSS:
-            inside = loops[0].primitive.name
-            return (
-                f"its loss at {call_line(eqn)} is differentiated inside a {inside}, as own "
-                "accumulation of gradients and line searches do, and what is inside of one is not "
-                "cut: differentiate the loss of the whole batch once and say num_microbatches=..., "
-                "or use one stage"
-            )
-    calls = (gradient_call(eqn.source_info, around) for eqn, around, _ in equations)
+    calls = (gradient_call(eqn.source_info, around) for eqn, around in equations)
     found = next(filter(None, calls), None)
     if found is None:
         return (
@@ -123,10 +142,10 @@ def _line_of_gradient(path: str, line: int) -> int:
 
 
 def _equations(
-    jaxpr: FlatJaxpr, around: tuple[SourceInfo, ...] = (), inside: tuple[Eqn, ...] = ()
-) -> Iterator[tuple[Eqn, tuple[SourceInfo, ...], tuple[Eqn, ...]]]:
-    """Equations, with the sources of those whose bodies hold them, and these, inner ones first."""
+    jaxpr: FlatJaxpr, around: tuple[SourceInfo, ...] = ()
+) -> Iterator[tuple[Eqn, tuple[SourceInfo, ...]]]:
+    """Equations, with the sources of those whose bodies hold them."""
     for eqn in jaxpr.eqns:
-        yield eqn, around, inside
+        yield eqn, around
         for inner in bodies(eqn.params):
-            yield from _equations(inner, (eqn.source_info, *around), (eqn, *inside))
+            yield from _equations(inner, (eqn.source_info, *around))
