@@ -112,3 +112,36 @@ def test_leaves_that_are_no_arrays_are_told_of() -> None:
     odd = Odd(limits={"low": bytearray(1)})
     with pytest.raises(TraceError, match="leaf .* of type bytearray, which is no array and cannot"):
         mw.eqx.parallelize(lambda model, x: x, cluster=cpu_cluster(4)).plan(odd, X)
+
+
+def test_gradients_are_those_of_equinox() -> None:
+    def loss(model: Any, x: Any) -> Any:
+        value = jnp.mean(jax.vmap(model)(x) ** 2)
+        return value, 2 * value
+
+    model = made()[0].mlp
+    found, wanted = (
+        eqx.filter_jit(of.filter_grad(loss, has_aux=True))(model, X) for of in (mw.eqx, eqx)
+    )
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+
+
+def test_modules_are_planned_from_shapes_and_born_sharded() -> None:
+    def step(model: Any, x: Any) -> Any:
+        value, grads = eqx.filter_value_and_grad(lambda m: jnp.mean(jax.vmap(m)(x) ** 2))(model)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), value
+
+    def make(key: Any) -> Any:
+        return eqx.nn.MLP(8, 8, 32, 2, key=key)
+
+    parallel = mw.eqx.parallelize(step, method=mw.Zero3(), cluster=cpu_cluster(4))
+    shapes = eqx.filter_eval_shape(make, jax.random.key(0))
+    assert parallel.plan(shapes, X).num_meshes == 1
+    model = parallel.init(make, jax.random.key(0), X)
+    assert not model.layers[0].weight.sharding.is_fully_replicated
+    model, value = parallel(model, X)
+    wanted, expected = eqx.filter_jit(step)(make(jax.random.key(0)), X)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(model.layers[0].weight, wanted.layers[0].weight, rtol=1e-4)
+    assert len(parallel.plans) == 1

@@ -14,7 +14,7 @@ from flax import nnx
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.errors import TraceError
+from meshwise.errors import LossError, TraceError
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
@@ -160,3 +160,46 @@ def test_what_cannot_be_carried_over_is_refused() -> None:
         mw.nnx.parallelize(two, cluster=cpu_cluster(4)).plan(shared, shared, X)
     with pytest.raises(TraceError, match=r"names argument 0, .*; say batch_argnums=\(2,\)"):
         mw.nnx.parallelize(two, cluster=cpu_cluster(4), batch_argnums=0).plan(*made(), X)
+
+
+class Averaging(nnx.Module):
+    """Statistics without random numbers."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.last = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.last(self.norm(x))
+
+
+def test_a_change_in_a_loss_is_not_lost() -> None:
+    plain = mw.nnx.parallelize(step_with(mw.value_and_grad), cluster=cpu_cluster(4))
+    model = Averaging(nnx.Rngs(0))
+    with pytest.raises(TraceError) as caught:
+        plain.plan(model, made()[1], X, Y)
+    text = str(caught.value)
+    assert text.startswith("loss_fn changes argument 0.norm.mean.value in place")
+    assert "use mw.nnx.value_and_grad in place of mw.value_and_grad" in text
+    # A random stream counts in whole numbers.
+    with pytest.raises(LossError, match=r"have a gradient; use mw\.nnx\.value_and_grad, or keep"):
+        plain.plan(*made(), X, Y)
+
+
+def test_gradients_are_those_of_nnx() -> None:
+    def loss(x: Any, model: Any, power: int) -> Any:
+        value = jnp.mean(model(x) ** power)
+        return value, 2 * value
+
+    bias = nnx.All(nnx.Param, nnx.PathContains("bias"))
+    for argnums in (1, nnx.DiffState(1, bias)):
+        found, wanted = (
+            nnx.jit(of.grad(loss, argnums=argnums, has_aux=True), static_argnums=2)(
+                X, made(Normalised)[0], 2
+            )
+            for of in (mw.nnx, nnx)
+        )
+        assert jax.tree.structure(found) == jax.tree.structure(wanted)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, wanted)
+    arrays_only = mw.nnx.value_and_grad(lambda w: jnp.sum(w**2))(X)
+    np.testing.assert_allclose(arrays_only[1], 2 * X)

@@ -18,7 +18,7 @@ from meshwise.api.object_step import ObjectStep, parallelized
 from meshwise.errors import TraceError
 from meshwise.jax_compat import PyTree
 from meshwise.runtime.host_rows import HostRows
-from meshwise.trace.loss import value_and_grad
+from meshwise.trace.loss import value_and_grad, without_value
 
 _ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, HostRows)
 
@@ -105,3 +105,19 @@ def filter_value_and_grad(fun: Callable[..., Any], *, has_aux: bool = False) -> 
         return value_and_grad(loss, has_aux=has_aux)(params)
 
     return wrapped
+
+
+def filter_grad(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+    """Differentiate as `eqx.filter_grad` does, marked for pipeline stages.
+
+    Args:
+        fun: The loss, as for `filter_value_and_grad`.
+        has_aux: Whether `fun` returns auxiliary data.
+
+    Returns:
+        A function with the arguments of `fun` that returns the gradients.
+
+    Raises:
+        LossError: the loss is not a real scalar.
+    """
+    return without_value(filter_value_and_grad(fun, has_aux=has_aux), has_aux=has_aux)

@@ -20,6 +20,7 @@ from meshwise.errors import TraceError
 from meshwise.jax_compat import PyTree
 from meshwise.trace.libraries import library_of
 from meshwise.trace.loss import value_and_grad as marked_value_and_grad
+from meshwise.trace.loss import without_value
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -151,14 +152,15 @@ def parallelize(fun: Callable[..., PyTree] | None = None, **options: Any) -> Any
 
 
 def value_and_grad(
-    fun: Callable[..., Any], *, wrt: Any = nnx.Param, has_aux: bool = False
+    fun: Callable[..., Any], *, argnums: int | nnx.DiffState = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Differentiate a loss of a module as `nnx.value_and_grad` does, marked for pipeline stages.
 
     Args:
-        fun: The loss of `(model, *args)`; returns a scalar, or `(scalar, aux)` with `has_aux`.
-            What it changes in the model, as statistics and random streams, stays changed.
-        wrt: Which variables are differentiated, a filter of NNX.
+        fun: The loss; returns a scalar, or `(scalar, aux)` with `has_aux`.  What it changes in the
+            module, as statistics and random streams, stays changed.
+        argnums: Which positional argument is differentiated: of a module its `nnx.Param`s, or what
+            an `nnx.DiffState` says.
         has_aux: Whether `fun` returns auxiliary data.
 
     Returns:
@@ -168,15 +170,20 @@ def value_and_grad(
     Raises:
         LossError: the loss is not a real scalar.
     """
+    is_state = isinstance(argnums, nnx.DiffState)
+    number, wrt = (argnums.argnum, argnums.filter) if is_state else (argnums, nnx.Param)
 
     @wraps(fun)
-    def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
-        graph, params, rest = nnx.split(model, wrt, ...)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        module = args[number]
+        if not _has_modules(module):
+            return marked_value_and_grad(fun, number, has_aux)(*args, **kwargs)
+        graph, params, rest = nnx.split(module, wrt, ...)
         was = jax.tree.leaves(rest)
 
         def loss(params: Any) -> tuple[Any, tuple[Any, list[Any]]]:
             inside = nnx.merge(graph, params, rest, copy=True)
-            out = fun(inside, *args, **kwargs)
+            out = fun(*args[:number], inside, *args[number:][1:], **kwargs)
             value, aux = out if has_aux else (out, None)
             now = jax.tree.leaves(nnx.split(inside, wrt, ...)[2])
             changed = [None if a is b else b for a, b in zip(was, now, strict=True)]
@@ -184,7 +191,26 @@ def value_and_grad(
 
         (value, (aux, changed)), grads = marked_value_and_grad(loss, has_aux=True)(params)
         leaves = [a if b is None else b for a, b in zip(was, changed, strict=True)]
-        nnx.update(model, jax.tree.unflatten(jax.tree.structure(rest), leaves))
+        nnx.update(module, jax.tree.unflatten(jax.tree.structure(rest), leaves))
         return ((value, aux) if has_aux else value), grads
 
     return wrapped
+
+
+def grad(
+    fun: Callable[..., Any], *, argnums: int | nnx.DiffState = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Differentiate a loss of a module as `nnx.grad` does, marked for pipeline stages.
+
+    Args:
+        fun: The loss, as for `value_and_grad`.
+        argnums: As for `value_and_grad`.
+        has_aux: Whether `fun` returns auxiliary data.
+
+    Returns:
+        A function with the arguments of `fun` that returns the gradients.
+
+    Raises:
+        LossError: the loss is not a real scalar.
+    """
+    return without_value(value_and_grad(fun, argnums=argnums, has_aux=has_aux), has_aux=has_aux)

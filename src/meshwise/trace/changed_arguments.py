@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -16,12 +17,46 @@ from meshwise.trace.libraries import library_of
 _Leaves = dict[KeyPath, Any]
 
 
-def keeping_arguments(fun: Callable[..., Any], label: Callable[[int], str]) -> Callable[..., Any]:
-    """Return a step that refuses, when it is traced, to lose what it changes in its arguments.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What to write where a change would be lost.
+
+    Attributes:
+        why: Why it would be.
+        with_nnx: What carries changes of modules of NNX over.
+        otherwise: What does so for all objects.
+    """
+
+    why: str
+    with_nnx: str
+    otherwise: str
+
+
+IN_STEP = Remedy(
+    why="as under jax.jit the object is a copy, so the change would be lost and nothing would "
+    "train",
+    with_nnx="use mw.nnx.parallelize in place of mw.parallelize, which carries changes over as "
+    "nnx.jit does",
+    otherwise="return the changed object, as `return model, loss`, and pass it to the next call",
+)
+IN_LOSS = Remedy(
+    why="as under jax.grad the object is a copy, so the change, as of statistics or of a random "
+    "stream, would be lost",
+    with_nnx="use mw.nnx.value_and_grad in place of mw.value_and_grad, in a step made by "
+    "mw.nnx.parallelize",
+    otherwise="return the changed values as auxiliary data, with has_aux=True",
+)
+
+
+def keeping_arguments(
+    fun: Callable[..., Any], label: Callable[[int], str], remedy: Remedy = IN_STEP
+) -> Callable[..., Any]:
+    """Return a function that refuses, when it is traced, to lose what it changes in its arguments.
 
     Args:
-        fun: The step.
+        fun: A step, or a loss.
         label: What messages call a positional argument.
+        remedy: What to write.
 
     Returns:
         A function that raises `TraceError` if an attribute of an object among the arguments has
@@ -42,22 +77,16 @@ def keeping_arguments(fun: Callable[..., Any], label: Callable[[int], str]) -> C
             part, argument, *rest = path
             place = label(argument.idx) if part.idx == 0 else str(argument.key)
             given: Any = (args, kwargs)[part.idx][argument.idx if part.idx == 0 else argument.key]
-            raise TraceError(_refusal(base(fun)[1], place + keystr(tuple(rest)), given))
+            raise TraceError(_refusal(base(fun)[1], place + keystr(tuple(rest)), given, remedy))
         return out
 
     return step
 
 
-def _refusal(name: str, place: str, argument: Any) -> str:
-    remedy = "return the changed object, as `return model, loss`, and pass it to the next call"
-    if library_of(argument) == "nnx":
-        remedy = (
-            "use mw.nnx.parallelize in place of mw.parallelize, which carries changes over as "
-            f"nnx.jit does, or {remedy}"
-        )
-    return (
-        f"{name} changes {place} in place and does not return it; as under jax.jit the object is a "
-        f"copy, so the change would be lost and nothing would train: {remedy}"
+def _refusal(name: str, place: str, argument: Any, remedy: Remedy) -> str:
+    ways = [remedy.with_nnx] if library_of(argument) == "nnx" else []
+    return f"{name} changes {place} in place and does not return it; {remedy.why}: " + ", or ".join(
+        [*ways, remedy.otherwise]
     )
 
 
