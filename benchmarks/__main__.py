@@ -23,6 +23,7 @@ from benchmarks.pipeline_dispatch import pipeline_dispatch
 from benchmarks.planning import planning
 from benchmarks.planning_time import planning_time
 from benchmarks.record import write_record
+from benchmarks.second_start import second_start
 
 BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "planning": planning,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[bool], dict[str, Any]]] = {
     "one_device": one_device,
     "one_gpu": one_gpu,
     "pipeline_dispatch": pipeline_dispatch,
+    "second_start": second_start,
 }
 CPU_BENCHMARKS = (
     "planning",
@@ -52,6 +54,7 @@ CPU_BENCHMARKS = (
     "mixed_clusters",
     "one_device",
     "pipeline_dispatch",
+    "second_start",
 )
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from meshwise import errors as errors
+    from meshwise.api import eqx as eqx
+    from meshwise.api import nnx as nnx
     from meshwise.api.cluster import Cluster as Cluster
     from meshwise.api.parallelize import ParallelStep as ParallelStep
     from meshwise.api.parallelize import parallelize as parallelize
@@ -57,6 +59,8 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names.s
 
 
 _ROOMS = {"errors": "meshwise.errors", "ray": "meshwise.hosts.ray"}
+# They import libraries that may not be there, so a star import leaves them out.
+_FRAMEWORKS = {"eqx": "meshwise.api.eqx", "nnx": "meshwise.api.nnx"}
 # `from meshwise import *` takes these, the lazy ones too.
 __all__ = sorted([*_MODULES, *_ROOMS])  # pyright: ignore[reportUnsupportedDunderAll]
 __version__: str
@@ -66,8 +70,8 @@ def __getattr__(name: str) -> Any:
     """A public name, imported and then kept."""
     if name == "__version__":
         return version("meshwise")
-    if name in _ROOMS:
-        return importlib.import_module(_ROOMS[name])
+    if room := _ROOMS.get(name) or _FRAMEWORKS.get(name):
+        return importlib.import_module(room)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_MODULES[name]), name)
@@ -77,4 +81,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names."""
-    return __all__
+    return sorted([*__all__, *_FRAMEWORKS])

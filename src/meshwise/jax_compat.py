@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Literal as OneOf
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +36,7 @@ from jax import (
 from jax._src import (
     api_util,
     callback,
+    compilation_cache,
     compiler,
     config,
     debugging,
@@ -151,6 +153,8 @@ CALL_BODIES = {
 }
 # Functions of JAX under which the loss runs while it is differentiated.
 _GRADIENT_FRAMES = frozenset({"value_and_grad_f"})
+# Folders of libraries that call them for their users.
+_WRAPPERS = frozenset({"flax", "equinox"})
 REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 
 
@@ -564,12 +568,13 @@ def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
 
     Args:
         source: The source of an equation.
-        outside: A file that is not the user's, though it is none of JAX.
+        outside: A folder whose files are not the user's, though they are none of JAX.
     """
     if source is None:
         return ""
     frames = source_info_util.user_frames(source.traceback)
-    frame = next((f for f in frames if f.file_name != outside), None)
+    mine = (f for f in frames if not outside or not f.file_name.startswith(outside))
+    frame = next(mine, None)
     if frame is None:
         return ""
     column = f":{frame.start_column}" if frame.start_column else ""
@@ -609,7 +614,7 @@ def gradient_call(
     for info in (source, *around):
         for frame in info.traceback.frames if info and info.traceback else ():
             if source_info_util.is_user_filename(frame.file_name):
-                if inside:
+                if inside and _WRAPPERS.isdisjoint(PurePath(frame.file_name).parts):
                     return frame.file_name, frame.line_num, frame.function_name
             elif frame.function_name.rpartition(".")[2] in _GRADIENT_FRAMES:
                 inside = True
@@ -1052,6 +1057,51 @@ def compile_module(module: bytes, devices: Sequence[Any], options: Mapping[str, 
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
     return client.compile(parsed, xla_client.DeviceList(tuple(devices)), settings)
+
+
+def keeps_programs() -> OneOf["nowhere", "elsewhere", "here"]:
+    """Return where JAX keeps executables: it must not, it has a folder, or it may be given one."""
+    if not config.enable_compilation_cache.value:
+        return "nowhere"
+    return "elsewhere" if config.compilation_cache_dir.value else "here"
+
+
+@contextmanager
+def programs_kept(folder: PurePath | None) -> Iterator[None]:
+    """Let JAX keep all executables that this thread compiles, also those that took little time.
+
+    JAX opens one folder for the whole process when it first needs it, which it has forgotten after
+    the block.  JAX 0.10.2.
+
+    Args:
+        folder: Where; None: where JAX is told already, if it is.
+    """
+    with (
+        config.persistent_cache_min_compile_time_secs(0.0),
+        config.persistent_cache_min_entry_size_bytes(0),
+    ):
+        if folder is None:
+            yield
+            return
+        compilation_cache.reset_cache()
+        try:
+            with config.compilation_cache_dir(str(folder)):
+                yield
+        finally:
+            compilation_cache.reset_cache()
+
+
+def damaged_program(data: bytes) -> bool:
+    """Return whether a file of JAX's compilation cache was not written to its end.
+
+    Args:
+        data: The file.
+    """
+    try:
+        compilation_cache.decompress_executable(data)
+    except Exception:  # each way of compression has its own error
+        return True
+    return False
 
 
 def add_cluster_detection(name: str, detect: Callable[[], tuple[str, int, int] | None]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
+from jax import grad
 
 import meshwise as mw
 from bad_input.case import Case
@@ -80,6 +83,29 @@ def chosen(weights: Any, batch: Any) -> Any:
     return descended(weights, grads), loss
 
 
+error_and_grad = jax.value_and_grad(error)
+
+
+def made_before(weights: Any, batch: Any) -> Any:
+    loss, grads = error_and_grad(weights, batch)
+    return descended(weights, grads), loss
+
+
+def imported(weights: Any, batch: Any) -> Any:
+    grads = grad(error)(weights, batch)
+    return descended(weights, grads), error(weights, batch)
+
+
+def of_equinox(weights: Any, batch: Any) -> Any:
+    loss, grads = eqx.filter_value_and_grad(error)(weights, batch)
+    return descended(weights, grads), loss
+
+
+def of_nnx(weights: Any, batch: Any) -> Any:
+    loss, grads = nnx.value_and_grad(error)(weights, batch)
+    return descended(weights, grads), loss
+
+
 PIPELINES = (
     Case(
         "stages of gradients that are summed in a loop",
@@ -102,7 +128,38 @@ PIPELINES = (
         lambda: planned(twice),
         TraceError,
         "a step that is cut into stages has one loss, differentiated with mw.value_and_grad; this "
-        "one has 2 (pipelines.py:{line} (twice); pipelines.py:{line} (twice))",
+        "one has 2 (pipelines.py:{line} (twice); pipelines.py:{line} (twice)): make one loss of "
+        "their sum, as mw.value_and_grad(lambda params: first(params) + second(params)), or, "
+        "where one gradient needs the other, as in SAM, use one stage",
+    ),
+    Case(
+        "stages with a gradient function made before",
+        lambda: planned(made_before),
+        TraceError,
+        "a step is cut into stages at its loss, but the step differentiates with JAX's own "
+        "function at pipelines.py:{line}: `error_and_grad = jax.value_and_grad(error)`; only "
+        "mw.value_and_grad and mw.grad mark the loss so that it can be cut: write "
+        "`error_and_grad = mw.value_and_grad(error)`, or use one stage",
+    ),
+    Case(
+        "stages with grad from jax",
+        lambda: planned(imported),
+        TraceError,
+        "write `grads = mw.grad(error)(weights, batch)`, or use one stage",
+    ),
+    Case(
+        "stages with Equinox's gradient",
+        lambda: planned(of_equinox),
+        TraceError,
+        "at pipelines.py:{line} (of_equinox): `loss, grads = eqx.filter_value_and_grad(error)"
+        "(weights, batch)`; only mw.value_and_grad and mw.grad mark the loss so that it can be "
+        "cut: write `loss, grads = mw.eqx.filter_value_and_grad(error)(weights, batch)`",
+    ),
+    Case(
+        "stages with the gradient of NNX",
+        lambda: planned(of_nnx),
+        TraceError,
+        "write `loss, grads = mw.nnx.value_and_grad(error)(weights, batch)`, or use one stage",
     ),
     Case(
         "stages with statistics of the batch",

@@ -74,3 +74,10 @@ def test_state_in_the_memory_of_hosts_changes_no_bit() -> None:
     for process in ended:
         assert process.code == 0, texts(ended)
         assert "passed" in process.text, texts(ended)
+
+
+def test_state_stays_when_the_batch_changes_its_size() -> None:
+    ended = run_job("hosts.shapes", (2, 2), [], limit_s=200)
+    for process in ended:
+        assert process.code == 0, texts(ended)
+        assert "passed" in process.text, texts(ended)

@@ -39,7 +39,8 @@ def test_both_lists_of_names_are_the_same():
 def test_a_star_import_takes_the_public_names_and_no_others():
     taken: dict[str, object] = {}
     exec("from meshwise import *", taken)
-    assert sorted(taken.keys() - {"__builtins__"}) == dir(mw)
+    # What needs a library that may not be there is only imported by name.
+    assert sorted(taken.keys() - {"__builtins__"} | {"eqx", "nnx"}) == dir(mw)
     assert mw.__version__ == importlib.metadata.version("meshwise")
 
 

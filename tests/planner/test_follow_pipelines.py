@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from math import prod
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import meshwise as mw
 from doubles.layered_steps import CLIPPED, gpt_step, host, model, unet_step
-from meshwise.errors import InfeasibleError, PlanError
+from meshwise.errors import InfeasibleError, PlanError, PlanWarning
 from meshwise.models.gpt import Gpt
 from meshwise.models.llama import Llama, LlamaConfig
 from meshwise.models.losses import mean_cross_entropy
@@ -53,6 +54,22 @@ def gpt_programs() -> tuple[mw.ParallelStep, mw.ParallelStep]:
     step, _ = gpt_step(CLIPPED, num_layers=1)
     staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
     return staged, mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
+
+
+def test_a_step_that_does_not_follow_is_told_of_follow() -> None:
+    step, args = gpt_step(CLIPPED, num_layers=1)
+    _, state, batch = trained(step, args)
+
+    def total(state: Any, batch: Any) -> Any:
+        del batch
+        return sum(jnp.sum(leaf) for leaf in jax.tree.leaves(state[0]))
+
+    plain = mw.parallelize(total, cluster=CLUSTER)
+    with pytest.warns(PlanWarning, match=r"total: arguments lie on several .*method=mw\.Follow\("):
+        found = plain(state, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(plain(state, batch)) == float(found)
 
 
 def assert_same(found: Any, expected: Any) -> None:

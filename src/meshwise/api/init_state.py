@@ -18,6 +18,7 @@ from meshwise.jax_compat import PyTree
 from meshwise.planner.step import PlannedCall
 from meshwise.runtime.devices import array_of, has_devices_here
 from meshwise.runtime.job.job import Job
+from meshwise.runtime.kept_programs import kept_programs
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.trace.step import abstract
 
@@ -165,7 +166,8 @@ def born_sharded(
 
         asked = None if mesh is None else [wanted[n] for n in places]
         if mesh is None or has_devices_here(mesh):
-            leaves = jax.jit(some, out_shardings=asked)(*args)
+            with kept_programs():
+                leaves = jax.jit(some, out_shardings=asked)(*args)
         else:
             leaves = map(_elsewhere, jax.eval_shape(some, *args), asked or ())
         for n, leaf in zip(places, leaves, strict=True):

@@ -65,7 +65,8 @@ def plan_in_job(job: Job, name: str, call: StepCall, request: PlanRequest) -> Pl
         return own[0]
     method = Replay(Plan.from_json(text))
     return plan_call(
-        call, replace(request, method=method, num_microbatches=1, pins={}, dump_ilp=None)
+        call,
+        replace(request, method=method, num_microbatches=1, pins={}, dump_ilp=None, placement=None),
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import update_wrapper
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from jax.typing import ArrayLike
@@ -28,6 +28,7 @@ from meshwise.api.init_state import born_sharded, init_call, planned_for_state, 
 from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
+from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
 from meshwise.errors import (
     NotFiniteError,
@@ -47,9 +48,16 @@ from meshwise.jax_compat import (
 )
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
-from meshwise.planner.step import PlannedCall, PlannedProgram, has_stages, plan_call
+from meshwise.planner.step import (
+    PlannedCall,
+    PlannedProgram,
+    has_stages,
+    placement_of,
+    plan_call,
+)
 from meshwise.planner.step_call import StepCall
-from meshwise.request.methods import PlannedStep
+from meshwise.request.methods import Auto, IntraOp, PlannedStep
+from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
@@ -65,6 +73,7 @@ if TYPE_CHECKING:
     from meshwise.targets.compiler import Listener
     from meshwise.targets.verification import Verification
 
+_Step = TypeVar("_Step", bound="ParallelStep")
 _NOT_FITTING = (TypeError, ValueError)
 # Attributes of a function of `jax.jit`, and what to use here in their place.
 _OF_JIT = {
@@ -143,7 +152,15 @@ class ParallelStep(PlannedStep):
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
         options = replace(self._options, parameters=positional_parameters(fun))
-        return ParallelStep(fun, self._request, options, is_alone=self._is_alone)
+        return type(self)(fun, self._request, options, is_alone=self._is_alone)
+
+    def remade(self, kind: type[_Step]) -> _Step:
+        """Return the step as one of another kind, which shares no plans with this one.
+
+        Args:
+            kind: A class of steps.
+        """
+        return kind(self._fun, self._request, self._options, is_alone=self._is_alone)
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run one step: arrays (of any sharding) in, sharded `jax.Array`s out.
@@ -186,9 +203,15 @@ class ParallelStep(PlannedStep):
             )
         key = self._key(binding, call)
         self._compare(key, binding, call)
-        fitting = self._compiled(key, self._plan(binding, call))
+        from meshwise.runtime.kept_programs import kept_programs
+
+        is_new = key not in self._executables
+        planned = self._plan(binding, call)
+        if is_new and (told := moved_to_one_mesh(leaves, planned.plan)):
+            self._tell(told)
+        fitting = self._compiled(key, planned)
         self._recent[shape] = self._last = fitting
-        with own_context():
+        with own_context(), kept_programs():  # small ones are compiled when they first run
             out = fitting.run(fitting.place(leaves))
         return jax.tree.unflatten(fitting.out_tree, out)
 
@@ -501,11 +524,16 @@ class ParallelStep(PlannedStep):
             binding = self._bindings[given] = bind(self._options, *given)
         return binding, binding.split(args, kwargs)
 
+    def _function(self, binding: Binding, call: Call) -> Callable[..., PyTree]:
+        """Return the step as a function of the arguments of a call."""
+        return binding.function(self._fun, call.statics)
+
     def _key(self, binding: Binding, call: Call) -> Hashable:
         def named(path: Any, leaf: Any) -> Any:
             part, argument, *rest = path
             label = binding.signature.label(argument.idx) if part.idx == 0 else argument.key
-            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)))
+            whole = given[part.idx][argument.idx if part.idx == 0 else argument.key]
+            return abstract(leaf, label + jax.tree_util.keystr(tuple(rest)), whole)
 
         given = (call.args, call.kwargs)
         leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
@@ -516,24 +544,35 @@ class ParallelStep(PlannedStep):
         key = self._key(binding, call)
         if key not in self._planned:
             given = StepCall(
-                fun=under_mesh(binding.function(self._fun, call.statics), users_mesh()),
+                fun=under_mesh(self._function(binding, call), users_mesh()),
                 args=call.args,
                 kwargs=call.kwargs,
                 signature=binding.signature,
             )
             job, name = self._job(), self._options.name
+            request = replace(self._request, placement=self._placement(given))
             with own_context():
                 if job is None:
-                    planned = plan_call(given, self._request)
+                    planned = plan_call(given, request)
                 else:
-                    planned = plan_in_job(job, name, given, self._request)
+                    planned = plan_in_job(job, name, given, request)
             self._planned[key] = planned
             told = list(planned.plan.warnings)
             if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):
                 told.append(ONE_CPU)
             for text in told:
-                warnings.warn(f"{name}: {text}", PlanWarning, stacklevel=_users_level())
+                self._tell(text)
         return self._planned[key]
+
+    def _tell(self, text: str) -> None:
+        warnings.warn(f"{self._options.name}: {text}", PlanWarning, stacklevel=_users_level())
+
+    def _placement(self, given: StepCall) -> Placement | None:
+        """Return where the first plan for such a state has it, so that it stays there."""
+        if not isinstance(self._request.method, (Auto, IntraOp)):
+            return None  # where state lies does not depend on the batch, or is given
+        places = (placement_of(planned, given) for planned in self._planned.values())
+        return next((place for place in places if place is not None), None)
 
     def _job(self) -> Job | None:
         """Return the processes that run the step together; None if this one runs it alone."""
@@ -554,8 +593,9 @@ class ParallelStep(PlannedStep):
 
     def _compiled(self, key: Hashable, planned: PlannedCall) -> StepExecutable:
         from meshwise.api.compilation import compile_planned
+        from meshwise.runtime.kept_programs import kept_programs
 
         if key not in self._executables:
-            with own_context():
+            with own_context(), kept_programs():
                 self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]

@@ -91,6 +91,10 @@ def parallelize(
     `jax.default_matmul_precision`, hold as for `jax.jit`: a step is planned anew for each under
     which JAX would trace it anew.
 
+    A step that is called with batches of several sizes, or sequences of several lengths, has a plan
+    for each; all of them have the state where the first one has it.  To choose for which shapes
+    that is, plan for these first, as `step.plan(state, largest_batch)`.
+
     Returns:
         A `ParallelStep`, called like `fun`; a `RayStep` for a cluster of `Cluster.ray`.
 

@@ -211,6 +211,9 @@ def _best_plan(
     limit = request.memory_bytes
     memory = cluster.device.memory_bytes if limit is None else limit
     method, meshes = request.method, _meshes(request.method, cluster)
+    if request.placement is not None:
+        sizes = request.placement.plan.mesh.sizes
+        meshes = [mesh for mesh in meshes if mesh.sizes == sizes]
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
     candidates = partial(
         _candidates,
@@ -482,6 +485,8 @@ def _candidate(
     graph = pins.graph
     follows = isinstance(method, Follow)
     followed = followed_layouts(graph, method.followed()) if follows else {}
+    if request.placement is not None:
+        followed = request.placement.layouts(graph, mesh)
     options = IntraOptions(
         objective=method.objective if isinstance(method, IntraOp) else "time",
         memory_bytes=memory,

@@ -49,8 +49,8 @@ class PinnedSource:
                 refuse_unmatched(pattern, arguments, activations)
         first: dict[object, int] = {}
 
-        def hits(name: str, activation: bool) -> tuple[str, ...]:
-            return tuple(p for p in pins if is_hit(p, name, activation))
+        def hits(name: str, activation: bool) -> tuple[object, ...]:
+            return tuple(pin for p, pin in pins.items() if is_hit(p, name, activation))
 
         self._classes = tuple(
             first.setdefault(

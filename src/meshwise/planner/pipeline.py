@@ -145,6 +145,7 @@ def plan_pipeline(
             apart = offloadable_bytes(step.layers) if offload else 0
             check_state_fits(num_bytes - apart, request.cluster, request.memory_bytes)
             intra = replace(step.options.intra, offload=offload)
+            seeks_remedies = seeks_remedies if request.placement is None else never
             with _timed(step.layers, request, report) as times:
                 found = planned_layers(
                     step.layers,
@@ -191,7 +192,7 @@ class _CutStep:
 
 
 def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], object]) -> _CutStep:
-    layers, flop = _layering(opened, request.num_layers, request.statistics)
+    layers, flop = _layering(opened, _wanted_layers(request), request.statistics)
     for note in layers.ends.notes if layers.ends else ():
         report(note)
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
@@ -200,6 +201,19 @@ def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], obj
         options=search_options(layers, flop, request),
         offload=layers_offload(layers, request.offload, request.cluster.slowest().device),
     )
+
+
+def _wanted_layers(request: PipelineRequest) -> int | Callable[[OperatorChain], Ranges] | None:
+    if request.placement is None:
+        return request.num_layers
+    cuts = request.placement.plan.cuts
+
+    def as_before(chain: OperatorChain) -> Ranges:
+        if cuts[-1][1] + 1 != chain.num_operators:
+            raise PlanError("for these shapes the forward pass has other operators")
+        return cuts
+
+    return as_before
 
 
 def _fastest(

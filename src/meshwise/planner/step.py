@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
 import jax
 
-from meshwise.errors import PlanError
+from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.plan.fits import check_state_fits
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
@@ -18,9 +19,11 @@ from meshwise.planner.offload import asked_offload
 from meshwise.planner.one_mesh import make_plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.replay import replayed_pipeline
+from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stages
 from meshwise.request.pipeline_request import pipeline_request
+from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.registry import is_forward_only
 from meshwise.trace.attention.replace import with_attention
@@ -29,6 +32,7 @@ from meshwise.trace.step import (
     OpenStep,
     TracedStep,
     abstract,
+    argument_names,
     open_step,
     state_bytes,
     trace_step,
@@ -103,6 +107,31 @@ def has_stages(method: Method) -> bool:
             return False
 
 
+def placement_of(planned: PlannedCall, call: StepCall) -> Placement | None:
+    """Return where a plan has the state of a call with other shapes of its batch.
+
+    Args:
+        planned: An earlier call of the step.
+        call: The call.
+
+    Returns:
+        None if the calls differ in more than the shapes of batch data.
+    """
+    flat, tree = jax.tree.flatten((call.args, dict(call.kwargs)))
+    user = planned.user
+    if tree != user.in_tree:
+        return None
+    state = [n for n in range(len(flat)) if n not in user.batch_dims]
+    if any(
+        (abstract(flat[n]).shape, abstract(flat[n]).dtype)
+        != (user.in_avals[n].shape, user.in_avals[n].dtype)
+        for n in state
+    ):
+        return None
+    names = argument_names((call.args, dict(call.kwargs)), call.signature)
+    return Placement(plan=planned.plan, state=frozenset(names[n] for n in state))
+
+
 def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
     """Plan a call of a step; no device is touched.
 
@@ -113,6 +142,8 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
     Raises:
         TraceError, PinError, InfeasibleError, PlanError: what is asked cannot be had.
     """
+    if request.placement is not None:
+        return _placed(call, request, request.placement)
     if not has_stages(request.method):
         return _one_program(call, request)
     # A loss whose types name axes (of Explicit meshes) could not be cut.
@@ -131,6 +162,34 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
         case _:
             given = (call.fun, call.args, call.kwargs, call.signature)
             return plan_pipeline(*given, pipeline_request(request))
+
+
+def _placed(call: StepCall, request: PlanRequest, placement: Placement) -> PlannedCall:
+    """Plan a call with the state where it is; elsewhere if nothing fits there, with a warning."""
+    free = replace(request, placement=None)
+    planned: PlannedCall | None = None
+    if placement.has_stages == has_stages(request.method):
+        with suppress(InfeasibleError, PinError, PlanError):
+            planned = (
+                plan_pipeline(
+                    call.fun, call.args, call.kwargs, call.signature, pipeline_request(request)
+                )
+                if placement.has_stages
+                else _one_program(call, request)
+            )
+    if planned is None:
+        planned = plan_call(call, free)
+    moved = placement.moved(planned.plan)
+    if not moved:
+        return planned
+    warning = (
+        f"for these shapes {len(moved)} arguments of state, as {moved[0]}, lie elsewhere than for "
+        "the first ones, so state moves where calls with both follow one another; plan first for "
+        "the shapes that need most memory: step.plan(state, largest_batch)"
+    )
+    assert isinstance(planned, (PlannedProgram, PlannedPipeline))
+    plan = replace(planned.plan, warnings=(*planned.plan.warnings, warning))
+    return replace(planned, plan=plan)
 
 
 def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:

@@ -26,6 +26,8 @@ from meshwise.intra.options import OperatorPath
 from meshwise.intra.shapes import strategy_layouts
 
 ACTIVATION = "activation:"
+# Before a path that is no pattern; no path of an argument begins so.
+EXACTLY = "="
 
 # Names that an error lists.
 _LISTED = 8
@@ -215,6 +217,8 @@ def is_hit(pattern: str, name: str, activation: bool) -> bool:
         name: Path of an argument, or name of an activation.
         activation: Which of the two it is.
     """
+    if pattern.startswith(EXACTLY):
+        return not activation and pattern[len(EXACTLY) :] == name
     if pattern.startswith(ACTIVATION) != activation:
         return False
     return matches(pattern.removeprefix(ACTIVATION), name)

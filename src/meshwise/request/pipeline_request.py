@@ -11,6 +11,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.request.methods import Auto
+from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.resharding.cross_mesh.strategies import BROADCAST
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
@@ -28,6 +29,7 @@ class PipelineRequest:
     Attributes:
         cluster: Where it runs.
         num_layers: Into how many layers the forward pass is cut; None: as many as repeat.
+        placement: Where an earlier plan has the state; its layers and stages are taken.
         num_microbatches: Values of B to try; None: powers of two.
         num_stages: Exactly so many; None: any number.
         schedules: To choose from.
@@ -48,6 +50,7 @@ class PipelineRequest:
 
     cluster: ClusterSpec
     num_layers: int | None = None
+    placement: Placement | None = None
     num_microbatches: tuple[int, ...] | None = None
     num_stages: int | None = None
     schedules: tuple[PipelineSchedule, ...] = SEARCHED
@@ -84,7 +87,7 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
                 f"{name} is not supported together with Auto(stages={method.stages}) yet; leave "
                 "it out, or plan for one mesh"
             )
-    count = request.num_microbatches
+    count, placement = request.num_microbatches, request.placement
     return PipelineRequest(
         cluster=request.cluster(),
         num_microbatches=None if count == "auto" else (count,),
@@ -93,7 +96,8 @@ def pipeline_request(request: PlanRequest) -> PipelineRequest:
         transfers=method.transfers,
         memory_bytes=request.memory_bytes,
         statistics=request.statistics,
-        pins=request.pins,
+        pins={**request.pins, **placement.pins()} if placement else request.pins,
+        placement=placement,
         measure=method.measure,
         offload=method.offload,
         time_limit_s=method.time_limit_s,

@@ -9,13 +9,18 @@ from typing import Literal
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.request.methods import Method
+from meshwise.request.placement import Placement
 from meshwise.rules.kernel import ForeignRule
 from meshwise.trace.step import Statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a user asks of a plan; see `parallelize`."""
+    """What a user asks of a plan; see `parallelize`.
+
+    Attributes:
+        placement: Where an earlier plan has the state, which stays there if it can.
+    """
 
     method: Method
     cluster: Callable[[], ClusterSpec]
@@ -25,3 +30,4 @@ class PlanRequest:
     memory_bytes: int | None = None
     rules: Mapping[str, ForeignRule] = field(default_factory=dict[str, ForeignRule])
     dump_ilp: Path | None = None
+    placement: Placement | None = None

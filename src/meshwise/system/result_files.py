@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshwise.system.atomic_file import write_atomically
+from meshwise.system.bounded_folder import files, trim
 
 # Of one result, packed and unpacked; a longer one is not kept.
 _MOST_PACKED, _MOST_BYTES = 2**24, 2**27
@@ -24,8 +25,6 @@ _LEVEL = 1
 _SUFFIX = ".result"
 # Files of writers that were killed.
 _SCRATCH = ".part"
-# Once there is too much, files go until this share of the bound is left.
-_STAYS = 0.8
 
 
 class ResultFiles:
@@ -68,31 +67,11 @@ class ResultFiles:
 
     def trim(self) -> None:
         """Remove what was used longest ago, if all files together are above the bound."""
-        found = sorted(self._files())
-        total = sum(size for _, size, _ in found)
-        if total <= self.most_bytes:
-            return
-        for _, size, path in found:
-            if total <= _STAYS * self.most_bytes:
-                return
-            with suppress(OSError):
-                path.unlink()
-            total -= size
+        trim(self.folder, self.most_bytes, (_SUFFIX, _SCRATCH))
 
     def num_bytes(self) -> int:
         """Return the bytes of all files."""
-        return sum(size for _, size, _ in self._files())
-
-    def _files(self) -> list[tuple[float, int, Path]]:
-        """Return when each file was last used, its bytes, and its path."""
-        found: list[tuple[float, int, Path]] = []
-        with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                if entry.name.endswith((_SUFFIX, _SCRATCH)):
-                    with suppress(OSError):
-                        status = entry.stat(follow_symlinks=False)
-                        found.append((status.st_mtime, status.st_size, Path(entry.path)))
-        return found
+        return sum(size for _, size, _ in files(self.folder, (_SUFFIX, _SCRATCH)))
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"

@@ -1,4 +1,9 @@
-"""How a step differentiates: with our `value_and_grad`, which can be cut into stages, or JAX's."""
+"""How a step differentiates: with our `value_and_grad`, which can be cut into stages, or JAX's.
+
+A gradient that JAX has taken cannot be taken apart afterwards: rules of custom derivatives are
+applied, `stop_gradient` is gone, and residuals of loops are results of their forward passes, so
+what is left of the loss need not have the gradient that stands in the step.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,21 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from meshwise.errors import PlanError, TraceError
-from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, SourceInfo, bodies, gradient_call
+from meshwise.jax_compat import (
+    ClosedJaxpr,
+    Eqn,
+    FlatJaxpr,
+    SourceInfo,
+    bodies,
+    gradient_call,
+    source_line,
+)
+from meshwise.trace.loss import call_line
 
-_PLAIN = re.compile(r"\bjax\.(value_and_grad|grad)\b")
+LOSS = "loss_and_grad"
+_PLAIN = re.compile(
+    r"(?<![\w.])(?:jax\.)?((?:nnx\.|eqx\.|equinox\.)?(?:filter_)?(?:value_and_grad|grad))\("
+)
 
 
 def refuse_stages(closed: ClosedJaxpr, asked: str) -> None:
@@ -25,30 +42,103 @@ def refuse_stages(closed: ClosedJaxpr, asked: str) -> None:
             change.
         PlanError: it is marked as it should be, but only `Auto` runs in stages.
     """
-    equations = list(_equations(closed.jaxpr))
-    if any(eqn.primitive.name == "loss_and_grad" for eqn, _ in equations):
+    if any(eqn.primitive.name == LOSS for eqn, _ in _equations(closed.jaxpr)):
         raise PlanError(
             f"{asked}: of the methods only Auto runs in stages; use mw.Auto(stages=...), or one "
             "stage"
         )
-    found = next(
-        filter(None, (gradient_call(eqn.source_info, around) for eqn, around in equations)), None
-    )
-    if found is None:
-        raise TraceError(
-            f"{asked} asks for pipeline stages, but the step has no gradient that could be cut; "
-            "differentiate the loss with mw.value_and_grad, or use one stage"
-        )
-    path, line, function = found
-    code = linecache.getline(path, line).strip()
-    changed = _PLAIN.sub(r"mw.\1", code)
-    to_write = f"write `{changed}`" if changed != code else "take it from meshwise"
+    raise TraceError(f"{asked} asks for pipeline stages, but {_without_loss(closed)}")
+
+
+def only_loss(closed: ClosedJaxpr) -> Eqn:
+    """Return the equation of the loss at which a step is cut into stages.
+
+    Args:
+        closed: The step, its calls inlined.
+
+    Raises:
+        TraceError: there is none, or more than one; the message shows the line to change.
+    """
+    losses = [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == LOSS]
+    if len(losses) == 1:
+        return losses[0]
+    if not losses:
+        _refuse_inner_losses(closed.jaxpr)
+        raise TraceError(f"a step is cut into stages at its loss, but {_without_loss(closed)}")
+    places = "; ".join(call_line(eqn) for eqn in losses)
     raise TraceError(
-        f"{asked} asks for pipeline stages, but the step differentiates with JAX's own function "
-        f"at {PurePath(path).name}:{line} ({function.replace('<locals>.', '')}): `{code}`; only "
-        f"mw.value_and_grad and mw.grad mark the loss so that it can be cut: {to_write}, or use "
-        "one stage"
+        "a step that is cut into stages has one loss, differentiated with mw.value_and_grad; this "
+        f"one has {len(losses)} ({places}): make one loss of their sum, as mw.value_and_grad("
+        "lambda params: first(params) + second(params)), or, where one gradient needs the other, "
+        "as in SAM, use one stage"
     )
+
+
+def _refuse_inner_losses(jaxpr: FlatJaxpr) -> None:
+    """Say what a loss in a loop or a branch means for stages.
+
+    Raises:
+        TraceError: there is one.
+    """
+    for eqn in jaxpr.eqns:
+        losses = [e for body in bodies(eqn.params) for e in body.eqns if e.primitive.name == LOSS]
+        if not losses:
+            for body in bodies(eqn.params):
+                _refuse_inner_losses(body)
+            continue
+        name, count = eqn.primitive.name, eqn.params.get("length")
+        remedy = "put the choice into the loss"
+        if name != "cond":
+            remedy = (
+                "to sum gradients over parts of the batch, take the loop away and say "
+                f"num_microbatches={count or '...'}: the pipeline cuts the batch itself"
+            )
+        raise TraceError(
+            "a step that is cut into stages differentiates its loss once, for the whole batch; "
+            f"this one does at {call_line(losses[0])} inside the {name} at "
+            f"{source_line(eqn.source_info)}; {remedy}, or use one stage"
+        )
+
+
+def _without_loss(closed: ClosedJaxpr) -> str:
+    """Say why a step has no loss at which it could be cut, and what to write."""
+    equations = list(_equations(closed.jaxpr))
+    calls = (gradient_call(eqn.source_info, around) for eqn, around in equations)
+    found = next(filter(None, calls), None)
+    if found is None:
+        return (
+            "the step has no gradient that could be cut; differentiate the loss with "
+            "mw.value_and_grad, or use one stage"
+        )
+    path, called, function = found
+    line = _line_of_gradient(path, called)
+    inside = f" ({function.replace('<locals>.', '')})" if line == called else ""
+    code = linecache.getline(path, line).strip()
+    changed = _PLAIN.sub(_marked, code)
+    to_write = f"write `{changed}`" if changed != code else "take it from meshwise"
+    return (
+        f"the step differentiates with JAX's own function at {PurePath(path).name}:{line}{inside}: "
+        f"`{code}`; only mw.value_and_grad and mw.grad mark the loss so that it can be cut: "
+        f"{to_write}, or use one stage"
+    )
+
+
+def _marked(found: re.Match[str]) -> str:
+    return f"mw.{found[1].replace('equinox.', 'eqx.')}("
+
+
+def _line_of_gradient(path: str, line: int) -> int:
+    """Return the line that makes what a line calls, as `grad_fn = jax.grad(loss)`, or the line."""
+    code = linecache.getline(path, line)
+    if _PLAIN.search(code):
+        return line
+    lines = linecache.getlines(path)
+    for name in re.findall(r"\b(\w+)\(", code):
+        made = re.compile(rf"\s*{name}\s*=.*")
+        for number in range(min(line, len(lines)), 0, -1):
+            if made.match(lines[number - 1]) and _PLAIN.search(lines[number - 1]):
+                return number
+    return line
 
 
 def _equations(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,8 +35,12 @@ from meshwise.jax_compat import (
     users_mesh,
 )
 from meshwise.trace.call import leaf_spans, under_mesh
+from meshwise.trace.changed_arguments import IN_LOSS, keeping_arguments
+from meshwise.trace.libraries import library_of
 from meshwise.trace.own_parallel import on_whole_arrays
 
+# Lines below this folder are not the user's.
+_MESHWISE = str(Path(__file__).parents[1])
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
 
@@ -172,8 +177,18 @@ def grad(
         A function with the arguments of `fun` that returns the gradients.
     """
     both = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int, **kwargs)
+    return without_value(both, has_aux=has_aux)
 
-    @wraps(fun)
+
+def without_value(both: Callable[..., Any], *, has_aux: bool) -> Callable[..., Any]:
+    """Return a function that gives the gradients only, and auxiliary data if there is any.
+
+    Args:
+        both: Returns `(value, gradients)`.
+        has_aux: Whether the value is `(value, aux)`.
+    """
+
+    @wraps(both)
     def wrapped(*args: Any, **fun_kwargs: Any) -> Any:
         value, grads = both(*args, **fun_kwargs)
         return (grads, value[1]) if has_aux else grads
@@ -194,7 +209,7 @@ def _marked(
     nums = _resolved(argnums, len(args))
     wrt_leaves = [i for n in nums for i in range(*spans[n])]
     for i in wrt_leaves:
-        _refuse_whole_numbers(fun, leaves[i])
+        _refuse_whole_numbers(fun, leaves[i], [args[n] for n in nums])
     if not wrt_leaves or not all(_is_differentiable(leaves[i]) for i in wrt_leaves):
         return None
     # Other arguments stay what they are: a loss may branch on a flag, or take a string.
@@ -253,7 +268,7 @@ def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[
 
 def call_line(loss: Any) -> str:
     """Return the user's source line in which the loss of an equation is differentiated."""
-    return source_line(loss.source_info, outside=__file__)
+    return source_line(loss.source_info, outside=_MESHWISE)
 
 
 def _traced_loss(
@@ -267,11 +282,13 @@ def _traced_loss(
     static = {i: x for i, x in enumerate(leaves) if i not in set(dynamic)}
     aux_parts: list[Any] = []
 
+    keeping = keeping_arguments(fun, _argument, IN_LOSS)
+
     def loss(*args: Any, **kwargs: Any) -> list[Any]:
         given = iter(jax.tree.leaves((args, kwargs)))
         filled = [static[i] if i in static else next(given) for i in range(len(leaves))]
         new_args, new_kwargs = jax.tree.unflatten(tree, filled)
-        out = fun(*new_args, **new_kwargs)
+        out = keeping(*new_args, **new_kwargs)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise _NotALoss
         value, aux = out if has_aux else (out, None)
@@ -297,6 +314,10 @@ def _traced_loss(
         return jax.tree.unflatten(aux_tree, [found[i] for i in range(len(found))])
 
     return closed, refill
+
+
+def _argument(number: int) -> str:
+    return f"argument {number}"
 
 
 def _resolved(argnums: int | Sequence[int], num_args: int) -> tuple[int, ...]:
@@ -328,7 +349,11 @@ def _is_differentiable(value: Any) -> bool:
     return isinstance(aval, core.ShapedArray) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
-def _refuse_whole_numbers(fun: Callable[..., Any], value: Any) -> None:
+# What differentiates modules, by their libraries.
+_OF_MODULES = {"nnx": "mw.nnx.value_and_grad", "eqx": "mw.eqx.filter_value_and_grad"}
+
+
+def _refuse_whole_numbers(fun: Callable[..., Any], value: Any, arguments: Sequence[Any]) -> None:
     try:
         aval = jax.typeof(value)
     except TypeError:
@@ -337,10 +362,12 @@ def _refuse_whole_numbers(fun: Callable[..., Any], value: Any) -> None:
         jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
     ):
         name = getattr(fun, "__name__", "the loss")
+        library = library_of(arguments)
+        of_modules = "" if library is None else f"use {_OF_MODULES[library]}, or "
         raise LossError(
             f"{name} is differentiated with respect to {aval.str_short()}, but only real and "
-            "complex numbers have a gradient; keep whole numbers in another argument, or choose "
-            "the others with argnums"
+            f"complex numbers have a gradient; {of_modules}keep whole numbers in another argument, "
+            "or choose the others with argnums"
         )
 
 

@@ -25,7 +25,9 @@ from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.call import base, leaf_spans, named
+from meshwise.trace.changed_arguments import keeping_arguments
 from meshwise.trace.flatten import flatten
+from meshwise.trace.libraries import library_of
 from meshwise.trace.own_parallel import on_whole_arrays
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
@@ -104,12 +106,15 @@ class TracedStep:
     weak_results: tuple[int, ...] = ()
 
 
-def abstract(value: object, where: str = "an argument leaf") -> jax.ShapeDtypeStruct:
+def abstract(
+    value: object, where: str = "an argument leaf", argument: object = None
+) -> jax.ShapeDtypeStruct:
     """Shape and dtype of an argument, without its sharding.
 
     Args:
         value: The argument, or a leaf of it.
         where: What the message calls it.
+        argument: The argument of which it is a leaf.
 
     Raises:
         TraceError: the value is not an array.
@@ -120,6 +125,11 @@ def abstract(value: object, where: str = "an argument leaf") -> jax.ShapeDtypeSt
         what_to_do = "pass it through static_argnums, or make it an array"
         if isinstance(value, Iterator):
             what_to_do = "pass one batch of arrays, as next(batches)"
+        elif library_of(argument) == "eqx":
+            what_to_do = (
+                "use mw.eqx.parallelize in place of mw.parallelize, which takes such leaves for "
+                "constants as eqx.filter_jit does, or pass eqx.filter(model, eqx.is_array)"
+            )
         raise TraceError(
             f"{where} of type {type(value).__name__} is not an array ({value!r:.80}); {what_to_do}"
         ) from error
@@ -202,7 +212,8 @@ def open_step(
     rows = {labels[i]: (dim, flat[i].shape[dim]) for i, dim in batch_dims.items()}
     typed = jax.tree.map(explicit, (tuple(args), dict(kwargs)), specs)
     with _explained(base(fun)[1], rows):
-        closed, out_shape = jax.make_jaxpr(named(fun), return_shape=True)(*typed[0], **typed[1])
+        step = keeping_arguments(named(fun), signature.label)
+        closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*typed[0], **typed[1])
         closed = on_whole_arrays(closed)
     out_leaves, out_tree = jax.tree.flatten(out_shape)
     if not out_leaves:
@@ -211,7 +222,6 @@ def open_step(
             "wanted, as (state, loss): arrays of JAX are not changed in place"
         )
     aliases, unused = _aliases(specs[0], spans, out_shape, signature)
-    paths = jax.tree_util.tree_flatten_with_path(specs)[0]
     return OpenStep(
         closed=closed,
         in_tree=in_tree,
@@ -220,7 +230,7 @@ def open_step(
         out_leaves=tuple(out_leaves),
         batch_dims=batch_dims,
         aliases=aliases,
-        names=tuple(_path_name(path, signature) for path, _ in paths),
+        names=argument_names(specs, signature),
         labels=tuple(labels),
         warnings=tuple(
             f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
@@ -334,6 +344,17 @@ def _check_rules(program: Program, rules: Mapping[str, ForeignRule]) -> None:
             f"rules={{{unknown[0]!r}: ...}}: the step has no such primitive; of those that it has "
             f"these have no rule: {without}"
         )
+
+
+def argument_names(given: Any, signature: StepSignature) -> tuple[str, ...]:
+    """Return the names of the flat arguments.
+
+    Args:
+        given: `(args, kwargs)`.
+        signature: What is said of them.
+    """
+    paths = jax.tree_util.tree_flatten_with_path(given)[0]
+    return tuple(_path_name(path, signature) for path, _ in paths)
 
 
 def _path_name(path: KeyPath, signature: StepSignature) -> str:

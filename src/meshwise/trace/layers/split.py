@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from jax import Array
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, source_line
+from meshwise.jax_compat import Aval, ClosedJaxpr, FlatJaxpr, Var, source_line
+from meshwise.trace.gradients import only_loss
 from meshwise.trace.layers.equations import (
     dependent,
     environment,
@@ -26,9 +27,6 @@ from meshwise.trace.layers.equations import (
     traced,
     variables,
 )
-from meshwise.trace.loss import call_line
-
-LOSS = "loss_and_grad"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +110,7 @@ class _Halves:
 
     def __init__(self, flat: ClosedJaxpr, batch_dims: Mapping[int, int]) -> None:
         _refuse_callbacks(flat.jaxpr)
-        self.flat, self.loss = flat, _only_loss(flat.jaxpr)
+        self.flat, self.loss = flat, only_loss(flat)
         others = [e for e in flat.jaxpr.eqns if e is not self.loss]
         # What both sides need of the arguments, each makes for itself.
         self._before = needed(others, variables(self.loss.invars))
@@ -153,50 +151,6 @@ def _refuse_callbacks(jaxpr: FlatJaxpr) -> None:
                 "host for its effect, and stages run no such calls; take it out of the step and "
                 "return what it shows, or plan without stages (method=mw.IntraOp())"
             )
-
-
-def _only_loss(jaxpr: FlatJaxpr) -> Eqn:
-    """Return the equation of the loss.
-
-    Raises:
-        TraceError: there is none, or more than one.
-    """
-    losses = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == LOSS]
-    if not losses:
-        _refuse_inner_losses(jaxpr)
-    if len(losses) != 1:
-        places = "; ".join(call_line(eqn) for eqn in losses) or "none"
-        raise TraceError(
-            f"a step that is cut into stages has one loss, differentiated with mw.value_and_grad; "
-            f"this one has {len(losses)} ({places})"
-        )
-    return losses[0]
-
-
-def _refuse_inner_losses(jaxpr: FlatJaxpr) -> None:
-    """Say what a loss in a loop or a branch means for stages.
-
-    Raises:
-        TraceError: there is one.
-    """
-    for eqn in jaxpr.eqns:
-        losses = [e for body in bodies(eqn.params) for e in body.eqns if e.primitive.name == LOSS]
-        if not losses:
-            for body in bodies(eqn.params):
-                _refuse_inner_losses(body)
-            continue
-        name, count = eqn.primitive.name, eqn.params.get("length")
-        remedy = "put the choice into the loss"
-        if name != "cond":
-            remedy = (
-                "to sum gradients over parts of the batch, take the loop away and say "
-                f"num_microbatches={count or '...'}: the pipeline cuts the batch itself"
-            )
-        raise TraceError(
-            "a step that is cut into stages differentiates its loss once, for the whole batch; "
-            f"this one does at {call_line(losses[0])} inside the {name} at "
-            f"{source_line(eqn.source_info)}; {remedy}, or use one stage"
-        )
 
 
 def _made_apart(forward: ClosedJaxpr, num_values: int, batch_dims: Mapping[int, int]) -> list[int]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts, source_line
 from meshwise.system.union_find import UnionFind
+from meshwise.trace.gradients import LOSS
 from meshwise.trace.layers.equations import dependent, inlined, variables
-from meshwise.trace.layers.split import LOSS
 from meshwise.trace.layers.stacks.families import lanes
 
 # A variable and one of its dims.

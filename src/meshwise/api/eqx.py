@@ -1,0 +1,123 @@
+"""Equinox: steps that take and return modules, of which functions and flags are static.
+
+`mw.eqx.parallelize` is to `mw.parallelize` what `eqx.filter_jit` is to `jax.jit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from meshwise.api.object_step import ObjectStep, parallelized
+from meshwise.errors import TraceError
+from meshwise.jax_compat import PyTree
+from meshwise.runtime.host_rows import HostRows
+from meshwise.trace.loss import value_and_grad, without_value
+
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, HostRows)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Static:
+    """A leaf that is no array: a constant of the step."""
+
+    value: Any
+
+
+class EqxStep(ObjectStep):
+    """A step of Equinox modules; made by `mw.eqx.parallelize`."""
+
+    def _arrays(self, value: PyTree) -> PyTree:
+        return jax.tree_util.tree_map_with_path(self._leaf, value)
+
+    def _leaf(self, path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, _ARRAYS):
+            return leaf
+        try:
+            hash(leaf)
+        except TypeError:
+            raise TraceError(
+                f"{self._options.name} takes or returns a leaf {jax.tree_util.keystr(path)} of "
+                f"type {type(leaf).__name__}, which is no array and cannot be hashed "
+                f"({leaf!r:.80}); make it an array, or a static field of its module"
+            ) from None
+        return Static(leaf)
+
+    def _objects(self, arrays: PyTree) -> PyTree:
+        def is_static(node: Any) -> bool:
+            return isinstance(node, Static)
+
+        return jax.tree.map(
+            lambda leaf: leaf.value if is_static(leaf) else leaf, arrays, is_leaf=is_static
+        )
+
+
+def parallelize(fun: Callable[..., PyTree] | None = None, **options: Any) -> Any:
+    """Parallelise a step that takes and returns Equinox modules, as `eqx.filter_jit` compiles one.
+
+    Args:
+        fun: The step, as `step(model, opt_state, batch)`, which returns the new model.  Arrays of
+            JAX and NumPy are its data; every other leaf is a constant, for whose values the step
+            is planned anew.
+        **options: As in `mw.parallelize`.
+
+    Returns:
+        An `EqxStep`, a `ParallelStep` that takes modules; decorator if `fun` is left out.
+
+    Raises:
+        TraceError: a leaf is no array and cannot be hashed.
+        TraceError, PlanError, ClusterError: as `mw.parallelize`.
+    """
+    if fun is None:
+        return partial(parallelize, **options)
+    return parallelized(EqxStep, fun, options)
+
+
+def filter_value_and_grad(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+    """Differentiate as `eqx.filter_value_and_grad` does, marked for pipeline stages.
+
+    Args:
+        fun: The loss of `(model, *args)`; it is differentiated for the model's floating arrays.
+        has_aux: Whether `fun` returns auxiliary data.
+
+    Returns:
+        A function with the arguments of `fun` that returns `(value, gradients)`, which have None
+        in place of leaves that have no gradient.
+
+    Raises:
+        LossError: the loss is not a real scalar.
+    """
+
+    @wraps(fun)
+    def wrapped(model: Any, *args: Any, **kwargs: Any) -> Any:
+        params, rest = eqx.partition(model, eqx.is_inexact_array)
+
+        def loss(params: Any) -> Any:
+            return fun(eqx.combine(params, rest), *args, **kwargs)
+
+        return value_and_grad(loss, has_aux=has_aux)(params)
+
+    return wrapped
+
+
+def filter_grad(fun: Callable[..., Any], *, has_aux: bool = False) -> Callable[..., Any]:
+    """Differentiate as `eqx.filter_grad` does, marked for pipeline stages.
+
+    Args:
+        fun: The loss, as for `filter_value_and_grad`.
+        has_aux: Whether `fun` returns auxiliary data.
+
+    Returns:
+        A function with the arguments of `fun` that returns the gradients.
+
+    Raises:
+        LossError: the loss is not a real scalar.
+    """
+    return without_value(filter_value_and_grad(fun, has_aux=has_aux), has_aux=has_aux)
