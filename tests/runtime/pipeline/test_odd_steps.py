@@ -148,6 +148,25 @@ def test_a_loss_with_unusual_gradients_is_that_of_one_device(name: str) -> None:
     assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
 
 
+def test_what_is_made_of_parameters_outside_of_the_loss_has_no_gradient() -> None:
+    """A target, as in Q-learning, and a second set of parameters that follows from the first."""
+
+    def step(params: Params, batch: Any) -> Any:
+        goal = net(params, batch["y"])
+        shrunk = jax.tree.map(lambda w: 0.5 * w, params)
+
+        def loss(params: Params, shrunk: Params) -> Any:
+            return jnp.mean((net(params, batch["x"]) - goal) ** 2) + error(shrunk, batch)
+
+        value, (grads, others) = mw.value_and_grad(loss, argnums=(0, 1))(params, shrunk)
+        return jax.tree.map(lambda w, g, o: w - 0.1 * g - 0.2 * o, params, grads, others), value
+
+    _, ((params, _), data) = made(lambda p, old, v, g: ((p, old), v))
+    args = (params, data)
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
+    assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
+
+
 def test_what_goes_forward_only_has_no_cotangent_on_either_side() -> None:
     step, args = made(lambda p, old, v, g: ((moved(p, g), g), v), shifted)
     layers = layering(step, args, 2)

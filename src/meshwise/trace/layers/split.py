@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax import Array
+from jax.lax import stop_gradient
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Var, source_line
@@ -117,6 +118,10 @@ class _Halves:
         # What both sides need of the arguments, each makes for itself.
         self._before = needed(others, variables(self.loss.invars))
         self._after = needed(others, variables(flat.jaxpr.outvars))
+        roots = set(variables(self.loss.invars[i] for i in self.loss.params["wrt"]))
+        moved = dependent(self._before, roots) & set(variables(self.loss.invars))
+        # Made of parameters outside of the loss, which sees constants: targets, for example.
+        self._constant = [v for e in self._before for v in e.outvars if v in moved]
         self.num_values = len(self.loss.params["loss"].out_avals)
         self.first = traced(self.forward, flat.in_avals)
         self._apart = _made_apart(self.first, self.num_values, batch_dims)
@@ -125,6 +130,7 @@ class _Halves:
         """Return the values of the loss, and what it is differentiated for."""
         known = environment(self.flat, operands)
         run(self._before, known)
+        known.update((v, stop_gradient(known[v])) for v in self._constant)
         taken = [read(known, v) for v in self.loss.invars]
         outs = run_inlined(self.loss.params["loss"], taken)
         return [*outs, *(taken[i] for i in self.loss.params["wrt"])]
