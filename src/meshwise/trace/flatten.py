@@ -35,6 +35,7 @@ from meshwise.jax_compat import (
 from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
+from meshwise.trace.library_primitives import implementation
 from meshwise.trace.program import Node, Program
 from meshwise.trace.structured import only_branch, solver_of, structured
 
@@ -176,8 +177,7 @@ class _Builder:
                 self._with_effect(eqn, inputs, source)
                 outputs = []
             else:
-                avals = [var.aval for var in eqn.outvars]
-                outputs = self.bind(eqn.primitive, eqn.params, inputs, avals, source)
+                outputs = self._operation(eqn, inputs, source)
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -191,6 +191,14 @@ class _Builder:
             for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
         ]
         return self.inline(jaxpr, consts, args, outer)
+
+    def _operation(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> list[int]:
+        """Append an equation, or what a library's primitive is made of."""
+        body = None if eqn.primitive.name in self.foreign else implementation(eqn)
+        if body is not None:
+            return self.inline_closed(body, inputs, source)
+        avals = [var.aval for var in eqn.outvars]
+        return self.bind(eqn.primitive, eqn.params, inputs, avals, source)
 
     def _with_effect(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> None:
         """Append what is there only for its effect; ordered callbacks wait for each other."""
