@@ -37,6 +37,7 @@ from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
 from meshwise.trace.library_primitives import implementation
 from meshwise.trace.program import Node, Program
+from meshwise.trace.row_loops import with_one_predicate
 from meshwise.trace.structured import only_branch, solver_of, structured
 
 _REFUSED = "the step has {} at {}; take it out: a parallel step has no effects but callbacks"
@@ -197,8 +198,10 @@ class _Builder:
         body = None if eqn.primitive.name in self.foreign else implementation(eqn)
         if body is not None:
             return self.inline_closed(body, inputs, source)
-        avals = [var.aval for var in eqn.outvars]
-        return self.bind(eqn.primitive, eqn.params, inputs, avals, source)
+        params, avals = eqn.params, [var.aval for var in eqn.outvars]
+        if eqn.primitive.name == "while":
+            params, inputs = with_one_predicate(params, inputs)
+        return self.bind(eqn.primitive, params, inputs, avals, source)
 
     def _with_effect(self, eqn: Eqn, inputs: list[int], source: SourceInfo | None) -> None:
         """Append what is there only for its effect; ordered callbacks wait for each other."""

@@ -7,9 +7,11 @@ is traced, and its operations are planned like all others.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import jax
 
-from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Primitive, bodies
+from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Primitive, bodies
 from meshwise.rules.table import RULES
 from meshwise.rules.unruled import WHY_UNRULED
 
@@ -33,8 +35,13 @@ def implementation(eqn: Eqn) -> ClosedJaxpr | None:
     # Whatever another's code raises on tracers: it is not made of JAX's operations.
     except Exception:
         return None
-    fits = [var.aval for var in eqn.outvars] == body.out_avals
+    fits = _types(var.aval for var in eqn.outvars) == _types(body.out_avals)
     return body if fits and not _binds(body.jaxpr, primitive) else None
+
+
+def _types(avals: Iterable[Aval]) -> list[tuple[object, ...]]:
+    """Shapes and dtypes: an implementation may return weaker types than it promises."""
+    return [(aval.shape, aval.dtype) for aval in avals]
 
 
 def _binds(jaxpr: FlatJaxpr, primitive: Primitive) -> bool:
