@@ -124,3 +124,64 @@ def curve_fitted_inside_the_loss() -> Problem:
 
     params = {"w": weight(0, WIDTH, WIDTH), "head": weight(1, 2, WIDTH)}
     return trained(loss_fn, params, PAIRS, optax.sgd(0.01))
+
+
+def orbits_saved_at_times() -> Problem:
+    """Diffrax: values saved at many times (`SaveAt`), Heun's method, `DirectAdjoint`"""
+
+    def loss_fn(p: Any, batch: Any) -> jax.Array:
+        def solve(start: jax.Array) -> jax.Array:
+            return diffrax.diffeqsolve(
+                diffrax.ODETerm(lambda t, y, args: jnp.tanh(y @ p["field"]) - 0.1 * y),
+                diffrax.Heun(),
+                t0=0.0,
+                t1=1.0,
+                dt0=0.25,
+                y0=start,
+                saveat=diffrax.SaveAt(ts=jnp.linspace(0.0, 1.0, 3)),
+                adjoint=diffrax.DirectAdjoint(),
+                max_steps=8,
+            ).ys
+
+        return jnp.mean((jax.vmap(solve)(batch["x"]) - batch["y"][:, None]) ** 2)
+
+    return trained(loss_fn, {"field": weight(0, WIDTH, WIDTH)}, PAIRS)
+
+
+def system_solved_without_a_matrix() -> Problem:
+    """Lineax: conjugate gradients on a function (`FunctionLinearOperator`)"""
+
+    def loss_fn(p: Any, batch: Any) -> jax.Array:
+        shape = jax.ShapeDtypeStruct((WIDTH,), jnp.float32)
+
+        def smooth(y: jax.Array) -> jax.Array:
+            def product(v: jax.Array) -> jax.Array:
+                return v + p["w"].T @ (p["w"] @ v)
+
+            operator = lineax.FunctionLinearOperator(
+                product, shape, lineax.positive_semidefinite_tag
+            )
+            solver = lineax.CG(rtol=1e-6, atol=1e-6, max_steps=16)
+            return lineax.linear_solve(operator, y, solver, throw=False).value
+
+        return jnp.mean((jax.vmap(smooth)(batch["x"]) @ p["head"] - batch["y"]) ** 2)
+
+    params = {"w": 0.3 * weight(0, WIDTH, WIDTH), "head": weight(1, WIDTH, WIDTH)}
+    return trained(loss_fn, params, PAIRS)
+
+
+def fixed_point_inside_the_loss() -> Problem:
+    """Optimistix: a layer that is a fixed point, found by iteration, differentiated implicitly"""
+
+    def loss_fn(p: Any, batch: Any) -> jax.Array:
+        def layer(x: jax.Array) -> jax.Array:
+            def again(z: jax.Array, x: jax.Array) -> jax.Array:
+                return jnp.tanh(0.3 * p["w"] @ z + x)
+
+            solver = optimistix.FixedPointIteration(rtol=1e-6, atol=1e-6)
+            return optimistix.fixed_point(again, solver, x, args=x, throw=False).value
+
+        return jnp.mean((jax.vmap(layer)(batch["x"]) @ p["head"] - batch["y"]) ** 2)
+
+    params = {"w": weight(0, WIDTH, WIDTH), "head": weight(1, WIDTH, WIDTH)}
+    return trained(loss_fn, params, PAIRS)

@@ -11,7 +11,7 @@ import optax
 
 import meshwise as mw
 from oracle.problem import Problem
-from programs.data import ADAM, ROWS, calls, floats, integers
+from programs.data import ADAM, ROWS, calls, floats, integers, trained, weight
 
 WIDTH, HIDDEN, CLASSES = 8, 16, 8
 LABELLED = calls(lambda seed: {"x": floats(seed, ROWS, WIDTH), "y": integers(seed, CLASSES, ROWS)})
@@ -78,3 +78,74 @@ def statistics_in_a_state() -> Problem:
         return (eqx.apply_updates(params, updates), kept, opt), loss
 
     return Problem(step=step, state=(params, start, ADAM.init(params)), calls=IMAGES)
+
+
+def attention_under_filter_checkpoint() -> Problem:
+    """Equinox: attention with dropout keys by row, blocks under `eqx.filter_checkpoint`"""
+    length = 6
+
+    class Block(eqx.Module):
+        attention: eqx.nn.MultiheadAttention
+        norm: eqx.nn.LayerNorm
+        up: eqx.nn.Linear
+        down: eqx.nn.Linear
+
+        def __init__(self, key: Any) -> None:
+            first, second, third = jax.random.split(key, 3)
+            self.attention = eqx.nn.MultiheadAttention(2, WIDTH, dropout_p=0.1, key=first)
+            self.norm = eqx.nn.LayerNorm(WIDTH)
+            self.up = eqx.nn.Linear(WIDTH, HIDDEN, key=second)
+            self.down = eqx.nn.Linear(HIDDEN, WIDTH, key=third)
+
+        @eqx.filter_checkpoint
+        def __call__(self, x: Any, key: Any) -> Any:
+            y = jax.vmap(self.norm)(x)
+            x = x + self.attention(y, y, y, key=key)
+            return x + jax.vmap(self.down)(jax.nn.gelu(jax.vmap(self.up)(x)))
+
+    blocks = [Block(key) for key in jax.random.split(jax.random.key(0), 2)]
+    params, static = eqx.partition(blocks, eqx.is_inexact_array)
+
+    def loss_fn(params: Any, keys: Any, batch: Any) -> Any:
+        def of_row(x: Any, key: Any) -> Any:
+            for block, now in zip(
+                eqx.combine(params, static), jax.random.split(key, 2), strict=True
+            ):
+                x = block(x, now)
+            return x.mean(0)
+
+        return cross_entropy(jax.vmap(of_row)(batch["x"], keys), batch["y"])
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt, key = state
+        key, now = jax.random.split(key)
+        keys = jax.random.split(now, batch["x"].shape[0])
+        loss, grads = mw.value_and_grad(loss_fn)(params, keys, batch)
+        updates, opt = ADAM.update(grads, opt)
+        return (eqx.apply_updates(params, updates), opt, key), loss
+
+    state = (params, ADAM.init(params), jax.random.key(1))
+    texts = calls(
+        lambda seed: {"x": floats(seed, ROWS, length, WIDTH), "y": integers(seed, CLASSES, ROWS)}
+    )
+    return Problem(step=step, state=state, calls=texts)
+
+
+def bounded_loop() -> Problem:
+    """Equinox: `eqx.internal.while_loop(kind="checkpointed")`, differentiated in reverse"""
+
+    def loss_fn(params: Any, batch: Any) -> jax.Array:
+        def again(x: jax.Array) -> jax.Array:
+            return x + 0.3 * jnp.tanh(x @ params["w"])
+
+        x = eqx.internal.while_loop(
+            lambda carry: carry[1] < 4,
+            lambda carry: (again(carry[0]), carry[1] + 1),
+            (batch["x"], jnp.int32(0)),
+            max_steps=8,
+            kind="checkpointed",
+        )[0]
+        return cross_entropy(x @ params["head"], batch["y"])
+
+    params = {"w": weight(0, WIDTH, WIDTH), "head": weight(1, WIDTH, CLASSES)}
+    return trained(loss_fn, params, LABELLED)

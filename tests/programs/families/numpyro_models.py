@@ -7,11 +7,13 @@ from typing import Any
 import jax
 import numpyro
 import numpyro.distributions as dist
+import optax
 from numpyro.infer import NUTS, SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
+import meshwise as mw
 from oracle.problem import Problem
-from programs.data import ROWS, calls, floats, integers
+from programs.data import ADAM, ROWS, calls, floats, integers
 
 WIDTH, CLASSES = 8, 4
 LABELLED = calls(lambda seed: {"x": floats(seed, ROWS, WIDTH), "y": integers(seed, CLASSES, ROWS)})
@@ -46,4 +48,25 @@ def chain_of_samples() -> Problem:
         new = kernel.sample(state, (), batch)
         return new, new.potential_energy
 
+    return Problem(step=step, state=state, calls=LABELLED)
+
+
+def evidence_bound_as_a_loss() -> Problem:
+    """NumPyro: the evidence bound (`Trace_ELBO().loss`) under an optimizer of Optax"""
+    guide = AutoNormal(regression)
+    svi = SVI(regression, guide, numpyro.optim.Adam(1e-2), Trace_ELBO())
+    params = svi.get_params(svi.init(jax.random.PRNGKey(0), **LABELLED[0][0]))
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt, key = state
+        key, now = jax.random.split(key)
+
+        def loss_fn(params: Any) -> jax.Array:
+            return Trace_ELBO().loss(now, params, regression, guide, **batch)
+
+        loss, grads = mw.value_and_grad(loss_fn)(params)
+        updates, opt = ADAM.update(grads, opt)
+        return (optax.apply_updates(params, updates), opt, key), loss
+
+    state = (params, ADAM.init(params), jax.random.PRNGKey(1))
     return Problem(step=step, state=state, calls=LABELLED)
