@@ -87,6 +87,35 @@ def policy_with_epochs_inside() -> Problem:
     return Problem(step=step, state=(params, ADAM.init(params), jax.random.key(0)), calls=batches)
 
 
+def policy_near_itself() -> Problem:
+    """Proximal ratio in one update: the loss reads the parameters a second way, as constants"""
+
+    def log_prob(p: Any, batch: Any) -> jax.Array:
+        log_probs = jax.nn.log_softmax(jnp.tanh(batch["seen"] @ p["first"]) @ p["second"])
+        return jnp.take_along_axis(log_probs, batch["action"][:, None], 1)[:, 0]
+
+    def step(state: Any, batch: Any) -> Any:
+        params, opt = state
+
+        def loss_fn(p: Any) -> jax.Array:
+            ratio = jnp.exp(log_prob(p, batch) - log_prob(params, batch))
+            return -jnp.mean(jnp.minimum(ratio, 1.2) * batch["gain"])
+
+        loss, grads = mw.value_and_grad(loss_fn)(params)
+        updates, opt = ADAM.update(grads, opt)
+        return (optax.apply_updates(params, updates), opt), loss
+
+    params = {"first": weight(0, WIDTH, HIDDEN), "second": weight(1, HIDDEN, ACTIONS)}
+    batches = calls(
+        lambda seed: {
+            "seen": floats(seed, ROWS, WIDTH),
+            "action": integers(seed, ACTIONS, ROWS),
+            "gain": floats(seed + 1, ROWS),
+        }
+    )
+    return Problem(step=step, state=(params, ADAM.init(params)), calls=batches)
+
+
 def preferences_without_a_reward_model() -> Problem:
     """DPO: log-ratios of chosen and rejected texts against a frozen reference"""
     vocab, length = 16, 6
