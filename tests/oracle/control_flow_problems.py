@@ -122,6 +122,29 @@ def loop_over_rows() -> Problem:
     return plain(loss, weights(*MLP, (WIDTH, WIDTH)), XY)
 
 
+def loop_of_each_row() -> Problem:
+    """`vmap` of a loop: each row has its own number of trips, a key and a matrix in its carry."""
+
+    def loss(p, batch):
+        def of_row(row, key):
+            def body(carry):
+                count, h, key, outer = carry
+                key, now = jax.random.split(key)
+                h = 0.5 * jnp.tanh(p["w2"] @ h) + 0.01 * jax.random.normal(now, h.shape)
+                return count + 1, h, key, outer + h[:, None] * h
+
+            start = (0, row, key, jnp.zeros((WIDTH, WIDTH)))
+            goes_on = lambda carry: (jnp.sum(carry[1] ** 2) > 0.3) & (carry[0] < 9)  # noqa: E731
+            return lax.while_loop(goes_on, body, start)
+
+        keys = jax.random.split(jax.random.key(0), ROWS)
+        count, h, _, outer = jax.vmap(of_row)(batch["x"], keys)
+        features = lax.stop_gradient(h + outer.sum(1)) + batch["x"]
+        return jnp.mean(nll(two_layers(p, features), batch["y"]) * count)
+
+    return plain(loss, weights(*MLP, (WIDTH, WIDTH)), XY)
+
+
 def scans_of_every_form() -> Problem:
     """No xs, no carry, lengths 0 and 1, unrolled, reversed, nested, counters and keys carried."""
 

@@ -31,6 +31,7 @@ from oracle.control_flow_problems import (
     CONTROL_FLOW,
     branch_over_rows,
     branches_and_loops_in_loops,
+    loop_of_each_row,
     loop_until_it_converges,
 )
 from oracle.parallel import run_method, run_random
@@ -54,6 +55,14 @@ def test_means_the_same(make: Callable[[], Problem]) -> None:
 def test_means_the_same_under_a_random_decision(make: Callable[[], Problem]) -> None:
     problem = make()
     assert_same_x64(reference(problem), run_random(problem, (2, 2, 2), 3))
+
+
+@oracle
+def test_a_loop_of_each_row_ends_where_its_row_does() -> None:
+    problem = loop_of_each_row()
+    want = reference(problem)
+    assert_same_x64(want, run_method(problem, mw.IntraOp((2, 4))))
+    assert_same_x64(want, run_random(problem, (2, 4), 0))
 
 
 @oracle

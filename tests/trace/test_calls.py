@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+import meshwise as mw
+from doubles.foreign import mean, scale
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.flatten import flatten
 from meshwise.trace.to_graph import equation_detail
@@ -75,6 +77,18 @@ def test_a_call_is_inlined(name: str) -> None:
     assert {node.name for node in program.nodes} <= _PLAIN
     (got,) = run_program(program, [x])
     np.testing.assert_array_equal(got, fun(x))
+
+
+def test_a_primitive_of_a_library_is_what_it_is_made_of() -> None:
+    """As those of Equinox; what leaves JAX, and what the user gives a rule for, stays whole."""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = jax.make_jaxpr(lambda x: mean(scale(x), 1))(x)
+    program = flatten(made)
+    names = [node.name for node in program.nodes]
+    assert names == ["someone_elses_scale", "reduce_sum", "div"]
+    np.testing.assert_allclose(run_program(program, [x])[0], 2 * x.mean(1), rtol=1e-6)
+    ruled = flatten(made, {"someone_elses_mean": mw.KernelLoops(loops="bd->b", whole="d")})
+    assert [node.name for node in ruled.nodes] == ["someone_elses_scale", "sharded_kernel"]
 
 
 def test_the_text_of_an_equation_holds_no_address() -> None:

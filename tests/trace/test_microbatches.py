@@ -374,7 +374,14 @@ def test_what_does_not_separate_is_refused_by_name(loss):
     assert re.search(rf"micro-batches: ({INSEPARABLE[loss]}) at", text), text
     assert re.search(rf"test_microbatches\.py:\d+.*{loss.__name__}", text), text
     assert "num_microbatches=1" in text
-    assert "microbatch_statistics" in text
+    # Statistics of each micro-batch are named where they help, and only there.
+    local: dict[str, Any] = {"b": 2, "statistics": "local"}
+    if "microbatch_statistics" in text:
+        traced(step, PARAMS, BATCH, **local)
+    else:
+        with pytest.raises(TraceError) as caught:
+            traced(step, PARAMS, BATCH, **local)
+        assert "microbatch_statistics" not in str(caught.value)
     traced(step, PARAMS, BATCH, b=1)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from meshwise.errors import InfeasibleError, PlanError, TraceError
-from meshwise.inter.clustering.layer_count import clustered, regular_layers
+from meshwise.inter.clustering.layer_count import clustered, layers_for
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.layer_records import LayerRecords
@@ -76,6 +76,7 @@ def _layering(
     opened: OpenStep,
     cut: int | Callable[[OperatorChain], Ranges] | None,
     statistics: Statistics,
+    num_stages: int = 1,
 ) -> tuple[Layering, float]:
     sizes = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
     if len(sizes) != 1:
@@ -93,7 +94,7 @@ def _layering(
     if callable(cut):
         ranges = cut(numbers)
     else:
-        found = regular_layers(numbers) if cut is None else clustered(numbers, cut)
+        found = layers_for(numbers, num_stages) if cut is None else clustered(numbers, cut)
         if found is None:
             raise TraceError(f"the forward pass has no {cut} layers; ask for fewer")
         ranges = found.ranges
@@ -192,7 +193,9 @@ class _CutStep:
 
 
 def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], object]) -> _CutStep:
-    layers, flop = _layering(opened, _wanted_layers(request), request.statistics)
+    layers, flop = _layering(
+        opened, _wanted_layers(request), request.statistics, request.num_stages or 1
+    )
     for note in layers.ends.notes if layers.ends else ():
         report(note)
     report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")

@@ -38,7 +38,9 @@ from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
 from meshwise.rules.identity import constraint_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
+from meshwise.trace.library_primitives import implementation
 from meshwise.trace.program import Node, Program
+from meshwise.trace.row_loops import with_one_predicate
 from meshwise.trace.structured import only_branch, solver_of, structured
 
 _REFUSED = "the step has {} at {}; take it out: a parallel step has no effects but callbacks"
@@ -218,7 +220,12 @@ class _Builder:
             raise TraceError(_INNER.format(source_line(source)))
         if name in _OVER_DIMS and all(isinstance(axis, int) for axis in eqn.params["axes"]):
             return self.inline_closed(_over_dims(eqn), inputs, source)
+        body = None if name in self.foreign else implementation(eqn)
+        if body is not None:
+            return self.inline_closed(body, inputs, source)
         avals, primitive, params = [var.aval for var in eqn.outvars], eqn.primitive, eqn.params
+        if name == "while":
+            params, inputs = with_one_predicate(params, inputs)
         if name == constraint_p.name:
             primitive, params = constraint_p, {"sharding": params["sharding"]}
         return self.bind(primitive, params, inputs, avals, source)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from meshwise.inter.clustering.layer_count import clustered, has_bypass, regular_layers
+from meshwise.inter.clustering.layer_count import (
+    clustered,
+    has_bypass,
+    layers_for,
+    regular_layers,
+)
 from meshwise.inter.clustering.operator_chain import OperatorChain
 
 
@@ -47,3 +54,18 @@ def test_blocks_are_not_cut_where_far_more_passes(size):
     found = regular_layers(chain, most=16)
     assert len(found.ranges) == 8
     assert found.worst_received_bytes <= 2
+
+
+def test_there_are_as_many_layers_as_stages_where_each_has_a_heavy_operator():
+    """Two products of unequal size, after which few bytes pass: no two layers that repeat."""
+    chain = replace(
+        chain_of([(1, 1e6)] * 5),
+        flop=np.array([6e6, 1.0, 1e6, 1.0, 1.0]),
+        is_heavy=np.array([True, False, True, False, False]),
+        value_bytes=np.array([64, 64, 64, 1]),
+        read_value=np.arange(4),
+        read_by=np.arange(1, 5),
+    )
+    assert len(regular_layers(chain).ranges) == 1
+    assert layers_for(chain, 2).ranges == ((0, 0), (1, 4))
+    assert len(layers_for(chain, 1).ranges) == len(layers_for(chain, 3).ranges) == 1

@@ -148,6 +148,54 @@ def test_a_loss_with_unusual_gradients_is_that_of_one_device(name: str) -> None:
     assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
 
 
+def of_a_target(params: Params, batch: Any) -> Any:
+    """What parameters give outside of the loss, as in Q-learning."""
+    goal = net(params, batch["y"])
+    return mw.value_and_grad(lambda p: jnp.mean((net(p, batch["x"]) - goal) ** 2))(params)
+
+
+def of_a_ratio(params: Params, batch: Any) -> Any:
+    """Parameters that the loss also reads by another way, as in proximal policy optimisation."""
+
+    def loss(p: Params) -> Any:
+        return jnp.mean(jnp.exp(net(p, batch["x"]) - net(params, batch["x"])) * batch["y"])
+
+    return mw.value_and_grad(loss)(params)
+
+
+def of_one_that_follows(params: Params, batch: Any) -> Any:
+    """Two sets, the second made of the first: its gradient is not the first one's."""
+    halves = jax.tree.map(lambda w: 0.5 * w, params)
+
+    def loss(p: Params, h: Params) -> Any:
+        return error(p, batch) + error(h, batch)
+
+    value, (grads, others) = mw.value_and_grad(loss, argnums=(0, 1))(params, halves)
+    return value, jax.tree.map(lambda g, o: g + 2 * o, grads, others)
+
+
+def of_the_same_twice(params: Params, batch: Any) -> Any:
+    def loss(p: Params, q: Params) -> Any:
+        return jnp.mean((net(p, batch["x"]) - 2 * net(q, batch["y"])) ** 2)
+
+    value, (grads, others) = mw.value_and_grad(loss, argnums=(0, 1))(params, params)
+    return value, jax.tree.map(lambda g, o: g + 3 * o, grads, others)
+
+
+@pytest.mark.parametrize(
+    "differentiated", [of_a_target, of_a_ratio, of_one_that_follows, of_the_same_twice]
+)
+def test_a_gradient_goes_only_to_what_the_loss_is_differentiated_for(differentiated: Any) -> None:
+    def step(params: Params, batch: Any) -> Any:
+        value, grads = differentiated(params, batch)
+        return moved(params, grads), value
+
+    _, ((params, _), data) = made(lambda p, old, v, g: ((p, old), v))
+    args = (params, data)
+    expected = jax.tree.map(np.array, jax.tree.leaves(quick_jit(step)(*args)))
+    assert_equal(in_stages(step, args, num_stages=2).run(jax.tree.leaves(args)), expected)
+
+
 def test_what_goes_forward_only_has_no_cotangent_on_either_side() -> None:
     step, args = made(lambda p, old, v, g: ((moved(p, g), g), v), shifted)
     layers = layering(step, args, 2)

@@ -70,6 +70,21 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     return [regular[-1], *finer][-1]
 
 
+def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
+    """Return as many layers as repeat, or as there are stages if those are too few for them.
+
+    Args:
+        chain: The operators.
+        num_stages: How many stages are asked for.  A chain with fewer heavy operators is not cut
+            into as many layers.
+    """
+    found, num_heavy = regular_layers(chain), int(np.count_nonzero(chain.is_heavy))
+    if len(found.ranges) >= num_stages or num_heavy < num_stages:
+        return found
+    between_heavy = CutTable.of(chain, max_cuts=num_heavy - 1)
+    return _clustered(between_heavy, num_stages) or found
+
+
 def clustered(chain: OperatorChain, count: int) -> Layers | None:
     """Return a number of layers that are as even as they can be.
 

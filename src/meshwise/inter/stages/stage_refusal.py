@@ -45,7 +45,10 @@ def _devices_remedy(problem: StageProblem, num_stages: int | None, feasible: Fea
     layers, devices = problem.costs.num_layers, problem.num_devices
     if num_stages is not None and num_stages > layers:
         most = f"at most {layers} stages" if layers > 1 else "1 stage"
-        return f"; a stage has at least one layer: ask for {most}, or for more layers"
+        return (
+            "; a stage has at least one layer, and a layer at least one dense product or "
+            f"convolution, which may stand in a loop: ask for {most}, or for more layers"
+        )
     if num_stages is not None and num_stages > devices:
         return f"; a stage has at least one device: ask for at most {devices} stages"
     free = with_memory(replace(problem, use_all_devices=False), math.inf)

@@ -7,11 +7,12 @@ With statistics of each micro-batch alone it crosses micro-batch by micro-batch 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat import source_line
-from meshwise.trace.program import Program
+from meshwise.trace.program import Node, Program
 from meshwise.trace.time.analyze import analyze
 from meshwise.trace.time.state import (
     AFTER,
@@ -55,13 +56,23 @@ def analyzed(
         TraceError: it does not separate, or needs the rows of all micro-batches at once.
     """
     block = analyze(program, batch_dims, batch, local_statistics=local_statistics, crossed=crossed)
-    for node, decision in zip(program.nodes, block.nodes, strict=True):
-        late = decision.region == AFTER_LOOP
-        if late and any(block.states[i].kind == SPLIT for i in node.inputs):
-            other = "" if local_statistics else ', or accept microbatch_statistics="local"'
-            raise TraceError(
-                f"a stage runs micro-batch by micro-batch, but {node.name} at "
-                f"{source_line(node.source)} needs the rows of the whole batch; use one stage"
-                f"{other}"
-            )
-    return block
+    node = _first_of_all_rows(program, block)
+    if node is None:
+        return block
+    text = (
+        f"a stage runs micro-batch by micro-batch, but {node.name} at {source_line(node.source)} "
+        "needs the rows of the whole batch; use one stage"
+    )
+    if not local_statistics:
+        with contextlib.suppress(TraceError):
+            analyzed(program, batch_dims, crossed, batch, local_statistics=True)
+            text += ', or accept microbatch_statistics="local"'
+    raise TraceError(text)
+
+
+def _first_of_all_rows(program: Program, block: BlockTime) -> Node | None:
+    """Return the first operation after the micro-batches that reads rows of all of them."""
+    pairs = zip(program.nodes, block.nodes, strict=True)
+    late = (node for node, decision in pairs if decision.region == AFTER_LOOP)
+    of_rows = (node for node in late if any(block.states[i].kind == SPLIT for i in node.inputs))
+    return next(of_rows, None)

@@ -8,10 +8,12 @@ Source: docs/decisions/0020.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jax import Array
+from jax.lax import stop_gradient
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat import Aval, ClosedJaxpr, FlatJaxpr, Var, source_line
@@ -123,9 +125,30 @@ class _Halves:
         """Return the values of the loss, and what it is differentiated for."""
         known = environment(self.flat, operands)
         run(self._before, known)
-        taken = [read(known, v) for v in self.loss.invars]
+        taken = self._taken(known)
         outs = run_inlined(self.loss.params["loss"], taken)
         return [*outs, *(taken[i] for i in self.loss.params["wrt"])]
+
+    def _taken(self, known: Mapping[Var, Array]) -> list[Array]:
+        """Return the operands of the loss: what it is differentiated for moves alone.
+
+        All else is constant, though parameters may be in it or be it: targets, the probabilities
+        before the step.
+        """
+        invars, wrt = self.loss.invars, self.loss.params["wrt"]
+        roots = variables(invars[i] for i in wrt)
+        moved = dependent(self._before, roots)
+        follow = {
+            v for e in self._before if not moved.isdisjoint(variables(e.invars)) for v in e.outvars
+        }
+        twice = {v for v, count in Counter(roots).items() if count > 1}
+
+        def is_constant(position: int) -> bool:
+            others = follow | twice if position in wrt else moved
+            return not others.isdisjoint(variables([invars[position]]))
+
+        values = [read(known, v) for v in invars]
+        return [stop_gradient(v) if is_constant(i) else v for i, v in enumerate(values)]
 
     def update(self, *operands: Array) -> list[Array]:
         """Return the results of the step; takes its arguments, values of the loss, gradients."""

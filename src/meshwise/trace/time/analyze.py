@@ -96,12 +96,17 @@ def analyze(
             block = top.run(inputs)
             top.localize_results([program.outputs[i] for i in shared.local_results])
             if top.forced.local and not program.results and crossed is None:
-                raise TraceError(_NO_LOSS)
+                raise _NoLossError(_NO_LOSS)
             return block
         except _RetryError as retry:
             top.go_back(retry.forced)
         except NotSeparableError as error:
-            raise _refusal(error.node, error.reason, batch.size) from None
+            helps = not local_statistics and _separates_locally(program, batch_dims, batch, crossed)
+            raise _refusal(error.node, error.reason, batch.size, local_helps=helps) from None
+
+
+class _NoLossError(TraceError):
+    """Statistics of each micro-batch would do, but no loss is marked where they are averaged."""
 
 
 _NO_LOSS = (
@@ -111,11 +116,25 @@ _NO_LOSS = (
 )
 
 
-def _refusal(node: Node, reason: str, num_rows: int) -> TraceError:
-    remedy = (
-        "use num_microbatches=1, rewrite the loss as sums over the batch, or accept "
-        'microbatch_statistics="local" (statistics of each micro-batch, results averaged)'
-    )
+def _separates_locally(
+    program: Program, batch_dims: Mapping[int, int], batch: Batch, crossed: Crossed | None
+) -> bool:
+    try:
+        analyze(program, batch_dims, batch, local_statistics=True, crossed=crossed)
+    except _NoLossError:
+        return True
+    except TraceError:
+        return False
+    return True
+
+
+def _refusal(node: Node, reason: str, num_rows: int, *, local_helps: bool) -> TraceError:
+    remedy = "use num_microbatches=1, or rewrite the loss as sums over the batch"
+    if local_helps:
+        remedy = (
+            "use num_microbatches=1, rewrite the loss as sums over the batch, or accept "
+            'microbatch_statistics="local" (statistics of each micro-batch, results averaged)'
+        )
     if num_rows == 1:
         remedy = (
             "the batch has one row, so its dim cannot be told from other dims of size 1; pass two "
