@@ -153,7 +153,10 @@ CALL_BODIES = {
 }
 # Functions of JAX under which the loss runs while it is differentiated.
 _GRADIENT_FRAMES = frozenset({"value_and_grad_f"})
-# Folders of libraries that call them for their users.
+# Folders of packages, and ours.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_OURS = PurePath(__file__).parent
+# Packages whose gradients take a user's function as `jax.grad` does.
 _WRAPPERS = frozenset({"flax", "equinox"})
 REMAT_NAMES = frozenset({"remat2", "remat3", "checkpoint"})
 
@@ -597,10 +600,26 @@ def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo |
     return call
 
 
+class GradientCall(NamedTuple):
+    """The user's line at which JAX's own gradient is taken.
+
+    Attributes:
+        path: Its file.
+        line: The number of the line.
+        function: The function that it is in.
+        package: The package that takes the gradient for the user; empty if the line does.
+    """
+
+    path: str
+    line: int
+    function: str
+    package: str
+
+
 def gradient_call(
     source: SourceInfo | None, around: Sequence[SourceInfo] = ()
-) -> tuple[str, int, str] | None:
-    """File, line and function of the user's call of `jax.grad` or `jax.value_and_grad`.
+) -> GradientCall | None:
+    """Return the user's call of `jax.grad` or `jax.value_and_grad`.
 
     Args:
         source: Source of an equation.
@@ -610,15 +629,30 @@ def gradient_call(
     Returns:
         None if the equation was not traced inside of such a call.
     """
-    inside = False
+    inside, package = False, ""
     for info in (source, *around):
         for frame in info.traceback.frames if info and info.traceback else ():
             if source_info_util.is_user_filename(frame.file_name):
-                if inside and _WRAPPERS.isdisjoint(PurePath(frame.file_name).parts):
-                    return frame.file_name, frame.line_num, frame.function_name
+                if not inside:
+                    continue
+                library = _package(frame.file_name)
+                if not library:
+                    return GradientCall(
+                        frame.file_name, frame.line_num, frame.function_name, package
+                    )
+                package = package or ("" if library in _WRAPPERS else library)
             elif frame.function_name.rpartition(".")[2] in _GRADIENT_FRAMES:
                 inside = True
     return None
+
+
+def _package(path: str) -> str:
+    """Return the installed package, or ours, that a file belongs to; empty for the user's files."""
+    if PurePath(path).is_relative_to(_OURS):
+        return _OURS.name
+    parts = PurePath(path).parts
+    at = next((k for k, part in enumerate(parts) if part in _INSTALLED), None)
+    return "" if at is None else PurePath(parts[at + 1]).stem
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from meshwise.jax_compat import (
     ClosedJaxpr,
     Eqn,
     FlatJaxpr,
-    SourceInfo,
     bodies,
     gradient_call,
     source_line,
@@ -25,6 +24,7 @@ from meshwise.jax_compat import (
 from meshwise.trace.loss import call_line
 
 LOSS = "loss_and_grad"
+_LOOPS = frozenset({"scan", "while", "cond"})
 _PLAIN = re.compile(
     r"(?<![\w.])(?:jax\.)?((?:nnx\.|eqx\.|equinox\.)?(?:filter_)?(?:value_and_grad|grad))\("
 )
@@ -102,18 +102,39 @@ def _refuse_inner_losses(jaxpr: FlatJaxpr) -> None:
 
 def _without_loss(closed: ClosedJaxpr) -> str:
     """Say why a step has no loss at which it could be cut, and what to write."""
-    equations = list(_equations(closed.jaxpr))
-    calls = (gradient_call(eqn.source_info, around) for eqn, around in equations)
-    found = next(filter(None, calls), None)
+    calls = (
+        (gradient_call(eqn.source_info, [e.source_info for e in around]), around)
+        for eqn, around in _equations(closed.jaxpr)
+    )
+    found, around = next((call for call in calls if call[0]), (None, ()))
     if found is None:
         return (
             "the step has no gradient that could be cut; differentiate the loss with "
             "mw.value_and_grad, or use one stage"
         )
-    path, called, function = found
-    line = _line_of_gradient(path, called)
+    path, called, function, package = found
+    line = called if package else _line_of_gradient(path, called)
     inside = f" ({function.replace('<locals>.', '')})" if line == called else ""
     code = linecache.getline(path, line).strip()
+    if package == "meshwise":
+        return (
+            f"its gradient at {PurePath(path).name}:{line}{inside} is inside of a transformation, "
+            "as jax.vmap or jax.jvp; only a gradient of the step itself can be cut: use one stage"
+        )
+    if package:
+        return (
+            f"{package} takes the gradient for the step at {PurePath(path).name}:{line}{inside}: "
+            f"`{code}`; only a gradient that the step takes itself, with mw.value_and_grad, can be "
+            "cut: use one stage"
+        )
+    loop = next((eqn for eqn in around if eqn.primitive.name in _LOOPS), None)
+    if loop is not None:
+        return (
+            f"the step differentiates with JAX's own function at {PurePath(path).name}:{line}"
+            f"{inside}, inside the {loop.primitive.name} at {source_line(loop.source_info)}; it is "
+            "cut at one gradient for the whole batch, by mw.value_and_grad outside of loops and "
+            "branches: rewrite it so, or use one stage"
+        )
     changed = _PLAIN.sub(_marked, code)
     to_write = f"write `{changed}`" if changed != code else "take it from meshwise"
     return (
@@ -142,10 +163,10 @@ def _line_of_gradient(path: str, line: int) -> int:
 
 
 def _equations(
-    jaxpr: FlatJaxpr, around: tuple[SourceInfo, ...] = ()
-) -> Iterator[tuple[Eqn, tuple[SourceInfo, ...]]]:
-    """Equations, with the sources of those whose bodies hold them."""
+    jaxpr: FlatJaxpr, around: tuple[Eqn, ...] = ()
+) -> Iterator[tuple[Eqn, tuple[Eqn, ...]]]:
+    """Equations, with those whose bodies hold them, inner ones first."""
     for eqn in jaxpr.eqns:
         yield eqn, around
         for inner in bodies(eqn.params):
-            yield from _equations(inner, (eqn.source_info, *around))
+            yield from _equations(inner, (eqn, *around))
