@@ -151,7 +151,8 @@ class ParallelStep(PlannedStep):
         Under `jax.disable_jit()` the function runs as it stands, as under `jax.jit`.
 
         Raises:
-            NotFiniteError: a result is NaN or infinite, where `jax_debug_nans` is set.
+            NotFiniteError: a result is NaN or infinite, and `jax_debug_nans` or `jax_debug_infs`
+                is set.
         """
         if is_jit_disabled():
             return self._run_as_it_stands(args, kwargs)
