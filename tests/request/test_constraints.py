@@ -172,7 +172,7 @@ def test_what_reshard_asks_for() -> None:
         (
             lambda: NamedSharding(mesh(data=2, model=2), P(("model", "data"))),
             {"method": GRID},
-            "and it does not divide the array, or takes axes out of their order; constrain",
+            "and the layout does not divide the array, or takes axes out of their order; constrain",
         ),
         (
             lambda: jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0]),

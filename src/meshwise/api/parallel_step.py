@@ -241,7 +241,7 @@ class ParallelStep(PlannedStep):
         Args:
             *args: As for `plan`.
             rivals: For how many arguments and dense operators, the dearest first, in turn.
-            more_bytes: By how much more memory per device is asked too; None for not at all.
+            more_bytes: How much more memory of a device is tried, too; None: no more is tried.
             progress: Called before each re-solve with how many are done, how many there are, and
                 what comes now.
             **kwargs: As for `plan`.

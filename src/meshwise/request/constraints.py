@@ -132,7 +132,7 @@ def dropped_on(
         ),
         *dropped_text(
             uneven,
-            "it does not divide the array, or takes axes out of their order",
+            "the layout does not divide the array, or takes axes out of their order",
             "constrain another dim, or pad it",
         ),
     ]
