@@ -36,7 +36,7 @@ class PlanError(MeshwiseError):
 
 
 class ProgramError(MeshwiseError):
-    """A program breaks its own rules; raised before any device is touched."""
+    """A program breaks its own rules, or XLA does not compile it; no device was touched."""
 
 
 class DataError(MeshwiseError):
@@ -64,7 +64,10 @@ class StateLostError(MeshwiseError):
 
 
 class NotFiniteError(MeshwiseError, FloatingPointError):
-    """A result is NaN or infinite where `jax_debug_nans` is set; JAX raises the latter."""
+    """A result is NaN or infinite, and `jax_debug_nans` or `jax_debug_infs` is set.
+
+    It is a `FloatingPointError` too, which JAX raises.
+    """
 
 
 class PlanWarning(UserWarning):

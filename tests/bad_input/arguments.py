@@ -124,8 +124,8 @@ ARGUMENTS = (
         ),
         TraceError,
         "batch arguments have different numbers of rows: argument 1 (b)['y'] has 4 (dim 0) where "
-        "argument 1 (b)['x'] has 8; give all as many rows, or say with batch_dims which dim is "
-        "the batch, None for what is not batch data",
+        "argument 1 (b)['x'] has 8; give all the same number of rows, or say with batch_dims which "
+        "dim is the batch, None for what is not batch data",
     ),
     Case(
         "different numbers of rows",
@@ -136,7 +136,7 @@ ARGUMENTS = (
         TraceError,
         "<lambda> cannot be traced (arguments.py:{line} (<lambda>): mul got incompatible shapes "
         "for broadcasting: (4, 4), (8, 4)), and its batch arguments have different numbers of "
-        "rows: argument 1 (b)['y'] has 4 (dim 0) where argument 1 (b)['x'] has 8; give all as",
+        "rows: argument 1 (b)['y'] has 4 (dim 0) where argument 1 (b)['x'] has 8; give all the",
     ),
     Case(
         "what does not separate",

@@ -155,7 +155,7 @@ def test_what_reshard_asks_for() -> None:
         (
             lambda: NamedSharding(mesh(data=4), P("data")),
             {"method": GRID},
-            r"the constraint at test_constraints.py:\d+.* is not kept: the mesh is {'data': 4}, "
+            r"the constraint at test_constraints.py:\d+.* is not kept: its mesh is {'data': 4}, "
             r"and that of the plan is {'x': 2, 'y': 2}; ask for its shape, "
             r"method=mw.IntraOp\(\(4,\)\)",
         ),
@@ -172,12 +172,12 @@ def test_what_reshard_asks_for() -> None:
         (
             lambda: NamedSharding(mesh(data=2, model=2), P(("model", "data"))),
             {"method": GRID},
-            "and it does not divide the array, or takes axes out of their order; constrain",
+            "and the layout does not divide the array, or takes axes out of their order; constrain",
         ),
         (
             lambda: jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0]),
             {"method": GRID},
-            "is not kept: the mesh is unknown, .*; name one, by jax.sharding.NamedSharding",
+            "is not kept: its mesh is unknown, .*; name one, by jax.sharding.NamedSharding",
         ),
     ],
 )

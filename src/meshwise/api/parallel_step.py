@@ -168,7 +168,8 @@ class ParallelStep(PlannedStep):
         Under `jax.disable_jit()` the function runs as it stands, as under `jax.jit`.
 
         Raises:
-            NotFiniteError: a result is NaN or infinite, where `jax_debug_nans` is set.
+            NotFiniteError: a result is NaN or infinite, and `jax_debug_nans` or `jax_debug_infs`
+                is set.
         """
         if is_jit_disabled():
             return self._run_as_it_stands(args, kwargs)
@@ -263,7 +264,7 @@ class ParallelStep(PlannedStep):
         Args:
             *args: As for `plan`.
             rivals: For how many arguments and dense operators, the dearest first, in turn.
-            more_bytes: By how much more memory per device is asked too; None for not at all.
+            more_bytes: How much more memory of a device is tried, too; None: no more is tried.
             progress: Called before each re-solve with how many are done, how many there are, and
                 what comes now.
             **kwargs: As for `plan`.

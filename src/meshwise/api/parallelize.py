@@ -82,14 +82,14 @@ def parallelize(
     of the call, and arguments that have a position but are passed by keyword.  Those of a method
     count without `self`, which is a constant of the step.
 
-    Parallel code in the step means what it says on whole arrays: the axes of an inner `shard_map`
+    Parallel code in the step keeps its meaning, on whole arrays: the axes of an inner `shard_map`
     or `pmap` become dims, which the plan may split in its own way.  A `with_sharding_constraint`
-    (and `reshard`, of Explicit axes) is a pin where `IntraOp`, `Auto` or `Follow` plan on a mesh of
-    the shape of its own, whatever the axes are called; else it is dropped with a warning.
+    (or a `reshard` over Explicit axes) is a pin if `IntraOp`, `Auto` or `Follow` plans on one mesh
+    of the same shape, whatever the axes are called.  Otherwise it is dropped with a warning.
 
     Settings of JAX around a call, as `jax.set_mesh`, `jax.enable_x64` or
-    `jax.default_matmul_precision`, hold as for `jax.jit`: a step is planned anew for each under
-    which JAX would trace it anew.
+    `jax.default_matmul_precision`, hold as for `jax.jit`: where JAX would trace a step anew, it is
+    planned anew.
 
     A step that is called with batches of several sizes, or sequences of several lengths, has a plan
     for each; all of them have the state where the first one has it.  To choose for which shapes

@@ -127,7 +127,7 @@ class TrainView:
             f"{len(devices)} x {devices[0].device_kind} devices; {options.batch} x {options.seq} "
             f"bytes a step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
-        once = "" if has_kernels() else "; kernels are compiled too, once, which takes a minute"
+        once = "" if has_kernels() else "; kernels are compiled too, once, in a minute at most"
         self.note(f"planning{once}")
 
     def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:

@@ -100,7 +100,8 @@ def dropped_text(dropped: Iterable[Constraint], planned: str, remedy: str) -> li
     return [
         f"the constraint{'s' if len(places) > 1 else ''} at {', '.join(places[:_LISTED])}"
         f"{', ...' if len(places) > _LISTED else ''} "
-        f"{'are' if len(places) > 1 else 'is'} not kept: the mesh is {dict(sizes) or 'unknown'}, "
+        f"{'are' if len(places) > 1 else 'is'} not kept: "
+        f"{'their' if len(places) > 1 else 'its'} mesh is {dict(sizes) or 'unknown'}, "
         f"and {planned}; {remedy.format(tuple(size for _, size in sizes)) if sizes else _NAMELESS}"
         for sizes, places in lines.items()
     ]
@@ -131,7 +132,7 @@ def dropped_on(
         ),
         *dropped_text(
             uneven,
-            "it does not divide the array, or takes axes out of their order",
+            "the layout does not divide the array, or takes axes out of their order",
             "constrain another dim, or pad it",
         ),
     ]

@@ -23,7 +23,7 @@ class IntraOp:
     Attributes:
         mesh_shape: Logical shape of the mesh, of any number of axes; None tries every view of one
             and two axes.
-        objective: "time", or "alpa": the paper's, communication only.
+        objective: "time", or "alpa": that of Alpa's paper, communication only.
         time_limit_s: Seconds for the solver, for each view; a plan that they cut short need not be
             the same each time.
         seed: Of the solver.
@@ -134,7 +134,7 @@ class Megatron:
 
 @dataclass(frozen=True, slots=True)
 class Heuristic:
-    """The paper's baseline: the largest dim of every input split, the rest by propagation."""
+    """A baseline of Alpa's paper: the largest dim of every input split, the rest by propagation."""
 
     mesh_shape: tuple[int, ...] | None = None
 

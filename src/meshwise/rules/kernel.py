@@ -119,8 +119,8 @@ def sharded_kernel(
     """Return a function of arrays as one opaque operator with stated loops; decorator or call.
 
     `parallelize` does not look into it: it runs the function on the parts of the operands that
-    the statement allows, each device on its own.  A Pallas kernel, a call into a library, or
-    anything whose own equations would be planned badly.
+    the statement allows, each device on its own.  It is for a Pallas kernel, a call into a library,
+    or anything whose own equations would be planned badly.
 
         @mw.sharded_kernel(loops="bhqd,bhkd,bhkd->bhqd", whole="kd", flop=lambda q, k, v: ...)
         def attention(q, k, v): ...

@@ -36,7 +36,7 @@ from meshwise.rules.windows import convolution, reduce_window
 # What a reduction of booleans means: their sum is never 2.
 _OF_BOOLEANS = {SUM: "or", "max": "or", "min": "and"}
 
-_ROUNDED = "sums of {} parts would be rounded; let the result be wider, as preferred_element_type"
+_ROUNDED = "sums of {} parts would be rounded; let the result be wider, by preferred_element_type"
 
 
 def _has_no_sum(aval: ShapedArray) -> bool:

@@ -99,5 +99,5 @@ def _compiled(
         said = str(error).partition("\n")[0]
         raise ProgramError(
             f"XLA does not compile {name} for {platform} devices: {said}; where the operation or "
-            "the type is the reason, jax.jit has it too"
+            "the type is the reason, jax.jit fails too"
         ) from error

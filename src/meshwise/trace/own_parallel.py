@@ -120,7 +120,7 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
         raise TraceError(
             f"the Pallas kernel at {source_line(source)} stands in a shard_map, and is made for "
             "the part of one device; call it on whole arrays, without shard_map: a plan splits "
-            "its blocks, or what mw.sharded_kernel says of its loops"
+            "its blocks, or the loops that mw.sharded_kernel states"
         )
     if name in _CASTS or (name == "reshard" and not _asks(eqn)):
         return values
@@ -157,7 +157,7 @@ def _with_lost_derivative(
     def refuse(*_: Any) -> Any:
         raise TraceError(
             f"the function at {source_line(source)} has a derivative of its own (jax.custom_jvp or "
-            "jax.custom_vjp) and is called in a shard_map or with types that name axes, where a "
+            "jax.custom_vjp) and is called in a shard_map or on arrays with Explicit axes, where a "
             "step that is cut into stages loses it; call it without these, or use one stage"
         )
 

@@ -390,8 +390,8 @@ def _unequal_rows(rows: Mapping[str, tuple[int, int]]) -> str | None:
     like = next(name for name, (_, size) in rows.items() if size == most)
     return (
         f"{', '.join(others[:_LISTED])}{', ...' if len(others) > _LISTED else ''} where {like} has "
-        f"{most}; give all as many rows, or say with batch_dims which dim is the batch, None for "
-        "what is not batch data"
+        f"{most}; give all the same number of rows, or say with batch_dims which dim is the batch, "
+        "None for what is not batch data"
     )
 
 

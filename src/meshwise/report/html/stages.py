@@ -28,10 +28,10 @@ def stage_table(plan: Plan, simulation: Simulation) -> str:
     numbers = range(len(plan.stages))
     too_large = plan_memory(plan).too_large
     return (
-        "<h2>Stages</h2><p>Forward, backward and gathers (putting together what other "
-        "stages send) are seconds of one micro-batch, once those of "
-        "gradient synchronisation and update. Works is the share of the "
-        "simulated step in which the stage computes, waits how long it idles for a transfer.</p>"
+        "<h2>Stages</h2><p>Forward, backward and gathers are seconds of one micro-batch; gathers "
+        "put together what other stages send. Once is the seconds of gradient synchronisation and "
+        "update in a step. Works is the share of the simulated step in which the stage computes, "
+        "waits is how long it idles for a transfer.</p>"
         + html_table(_TIMES, [_times(plan, simulation, k) for k in numbers], "rlllll" + "r" * 7)
         + "<p>Bytes of one device. What is simulated, and memory, are of the whole mesh where "
         "stages share one.</p>"
