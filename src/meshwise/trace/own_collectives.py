@@ -52,7 +52,7 @@ def with_vmap(eqn: Eqn, values: Sequence[Array]) -> list[Array]:
         return list(jax.custom_batching.sequential_vmap(lambda *v: bind_equation(eqn, v))(*values))
     (value,) = values
     if name == "ppermute":
-        if len(axes) > 1:
+        if len(axes) != 1:
             raise NotImplementedError(f"ppermute over several axes, {axes}")
         return [_permuted(value, axes[0], params["perm"])]
     if name in _GATHERS:
