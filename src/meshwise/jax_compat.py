@@ -46,7 +46,7 @@ from jax._src import (
     source_info_util,
 )
 from jax._src.clusters import ClusterEnv
-from jax._src.core import trace_state_clean
+from jax._src.core import get_axis_env, trace_state_clean
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.interpreters.batching import BatchTracer
@@ -945,6 +945,11 @@ def with_checked_layouts(compiled: Any) -> Any:
         for layout in executable._xla_in_layouts
     ]
     return compiled
+
+
+def has_bound_axes() -> bool:
+    """Tell whether collectives have axes here, as in a `shard_map` or a `vmap` with a name."""
+    return bool(get_axis_env().axis_sizes)
 
 
 def is_mapped(value: object, axis: str) -> bool:

@@ -16,6 +16,9 @@ import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import PlanWarning
 from meshwise.plan.counts.walk import visits
+from meshwise.trace.attention.replace import with_attention
+from meshwise.trace.constraints import constraints_in
+from meshwise.trace.step import StepSignature, open_step
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compile"),
@@ -124,6 +127,34 @@ def test_what_an_inner_jit_asks_for(key: str) -> None:
         mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER).plan(
             STATE, X
         )
+
+
+def test_an_inner_jit_beside_attention() -> None:
+    """Attention is found after inner calls were taken apart; what they ask for stays."""
+    asked = NamedSharding(mesh(data=2, model=2), P("model"))
+
+    def evaluate(state: Any, batch: Any) -> Any:
+        hidden = jax.jit(lambda x: 2 * x, out_shardings=asked)(batch @ state["first"])
+        heads = hidden.reshape(2, 4, 2, 4)
+        return jnp.sum(jax.nn.dot_product_attention(heads, heads, heads))
+
+    opened = open_step(
+        evaluate, (STATE, X), {}, StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums=())
+    )
+    attended = with_attention(opened)
+    assert attended is not None
+    assert [c.dims for c in constraints_in(attended.closed.jaxpr)] == [(("model",),)]
+
+
+def test_stages_with_constraints_on_results() -> None:
+    asked = NamedSharding(mesh(data=2, model=2), P())
+
+    def step(state: Any, batch: Any) -> Any:
+        return jax.lax.with_sharding_constraint(to(asked)(state, batch), asked)
+
+    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER)
+    with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
+        assert_numbers(parallel, step)
 
 
 def test_a_step_that_follows_keeps_it_too() -> None:

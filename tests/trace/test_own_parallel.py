@@ -87,10 +87,42 @@ def split_product(x: Any, w: Any) -> Any:
     return lax.psum(x @ w, "model")
 
 
+def handed_on(x: Any) -> Any:
+    """The first device receives nothing: zeros."""
+    return x + lax.ppermute(jnp.sin(x), "data", [(i, i + 1) for i in range(3)])
+
+
+def drawn(x: Any) -> Any:
+    key = jax.random.fold_in(jax.random.key(0, impl="unsafe_rbg"), lax.axis_index("data"))
+    return x * jax.random.normal(jax.random.split(key)[1], x.shape)
+
+
+BOTH = ("data", "model")
+BY_BOTH = P(BOTH)
+
+
+def over_both(kernel: Callable[[Any], Any], out_specs: Any = BY_BOTH) -> Callable[[Any], Any]:
+    return over(kernel, BY_BOTH, out_specs, (4, 2))
+
+
 KERNELS: dict[str, Callable[[Any, Any], Any]] = {
     "pmean": lambda x, w: over(summed, P("data"), P("data"))(x @ w),
     "all_gather": lambda x, w: over(gathered, P("data"), P("data"))(x @ w),
     "ppermute": lambda x, w: over(passed_on, P("data"), P("data"))(x @ w),
+    "ppermute to some": lambda x, w: over(handed_on, P("data"), P("data"))(x @ w),
+    "ppermute to some in a loop": lambda x, w: over(
+        lambda x: lax.scan(lambda c, _: (handed_on(c), None), x, None, length=2)[0],
+        P("data"),
+        P("data"),
+    )(x @ w),
+    "random bits of XLA": lambda x, w: over(drawn, P("data"), P("data"))(x @ w),
+    "all_gather over two axes": lambda x, w: over_both(
+        lambda x: x * jnp.sum(lax.all_gather(x, BOTH) * jnp.arange(8)[:, None, None], 0)
+    )(x @ w),
+    "psum_scatter over two axes": lambda x, w: over_both(
+        lambda x: lax.psum_scatter(x, ("model", "data"), scatter_dimension=1, tiled=True),
+        P(None, BOTH),
+    )(x @ w),
     "psum_scatter": lambda x, w: over(scattered, P("data"), P(None, "data"))(x @ w),
     "all_to_all": lambda x, w: over(exchanged, P("data"), P(None, "data"))(x @ w),
     "axis_index": lambda x, w: over(numbered, P("data"), P("data"))(x @ w),
@@ -207,6 +239,15 @@ def test_groups_of_an_axis_are_refused() -> None:
     with pytest.raises(
         TraceError, match=r"shard_map at test_own_parallel.py:\d+.* cannot be taken"
     ):
+        mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(4)).plan(STATE, X)
+
+
+def test_permutations_of_several_axes_are_refused() -> None:
+    def permuted(x: Any) -> Any:
+        return lax.ppermute(x, BOTH, [(0, 5), (1, 2)])
+
+    step = step_of(lambda x, w: over_both(permuted)(x @ w))
+    with pytest.raises(TraceError, match=r"shard_map at test_own_.*: ppermute over several axes"):
         mw.parallelize(step, method=mw.DataParallel(), cluster=cpu_cluster(4)).plan(STATE, X)
 
 

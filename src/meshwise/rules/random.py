@@ -28,7 +28,12 @@ _HALF = 2**16
 _FLOP_PER_DRAW = 100.0
 
 
-def _is_threefry(dtype: object) -> bool:
+def is_threefry(dtype: object) -> bool:
+    """Return whether a type is that of keys of JAX's default generator.
+
+    Args:
+        dtype: The type.
+    """
     return str(dtype) == _THREEFRY
 
 
@@ -38,7 +43,7 @@ def bits_rule(eqn: Equation) -> LoopRule:
     keys = eqn.in_avals[0]
     result = loops.add_dims(eqn.out_avals[0].shape)
     rank = len(keys.shape)
-    if not _is_threefry(keys.dtype):
+    if not is_threefry(keys.dtype):
         whole = f"{keys.dtype} draws depend on the whole shape: drawn whole, then sliced"
     elif not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         whole = "jax_threefry_partitionable is off: drawn whole, then sliced"
@@ -136,7 +141,7 @@ def keys_rule(eqn: Equation) -> LoopRule:
     """Leading dims that operands and result share are loops; words and new keys stay whole."""
     shapes = [aval.shape for aval in (*eqn.in_avals, *eqn.out_avals)]
     avals = (*eqn.in_avals, *eqn.out_avals)
-    threefry = any(_is_threefry(aval.dtype) for aval in avals)
+    threefry = any(is_threefry(aval.dtype) for aval in avals)
     shared = min(len(shape) for shape in shapes) if threefry else 0
     shared = next((d for d in range(shared) if len({s[d] for s in shapes}) > 1), shared)
     loops = LoopList()
@@ -150,7 +155,7 @@ def gamma_rule(eqn: Equation) -> LoopRule:
     """Dims of the keys are loops; each key is split over all its elements."""
     keys, shape = eqn.in_avals[0], eqn.in_avals[1].shape
     loops = LoopList()
-    shared = len(keys.shape) if _is_threefry(keys.dtype) else 0
+    shared = len(keys.shape) if is_threefry(keys.dtype) else 0
     dims = tuple(loops.add_dims(shape[:shared]))
     of_keys = (*dims, *dims_like(keys.shape[shared:]))
     follows = (*dims, *dims_like(shape[shared:]))

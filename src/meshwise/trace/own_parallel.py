@@ -31,6 +31,7 @@ from meshwise.jax_compat import (
     closed_jaxpr,
     constrained,
     consts_as_inputs,
+    has_bound_axes,
     has_mesh,
     is_tracer,
     names_axes,
@@ -41,6 +42,7 @@ from meshwise.jax_compat import (
 )
 from meshwise.trace.layers.equations import environment, read
 from meshwise.trace.mapped import mapped
+from meshwise.trace.own_collectives import lacks_vmap, with_vmap
 
 # What only says over which axes a value may differ.
 _CASTS = frozenset({"pvary"})
@@ -70,8 +72,10 @@ def on_whole_arrays(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _is_parallel(jaxpr: FlatJaxpr) -> bool:
+    is_inner = has_bound_axes()
     return any(has_mesh(var.aval) for var in jaxpr.invars) or any(
         eqn.primitive.name in _PARALLEL
+        or (is_inner and lacks_vmap(eqn))
         or any(has_mesh(var.aval) for var in eqn.outvars)
         or _has_context(eqn)
         or (eqn.primitive.name in _WITH_BODIES and any(map(_is_parallel, bodies(eqn.params))))
@@ -125,6 +129,8 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
     if name in _CASTS or (name == "reshard" and not _asks(eqn)):
         return values
     with source_scope(source):
+        if has_bound_axes() and lacks_vmap(eqn):
+            return with_vmap(eqn, values)
         if name == "psum_invariant":
             return [lax.psum(value, params["axes"]) for value in values]
         if name == "reshard":
@@ -132,16 +138,27 @@ def _run_equation(eqn: Eqn, values: list[Array], source: SourceInfo | None) -> l
     own = {key: _without_meshes(value) for key, value in params.items()}
     if name in _WITH_BODIES:
         own = {key: _whole_body(value) for key, value in own.items()}
-    if name in REMAT_NAMES and isinstance(body := own["jaxpr"], ClosedJaxpr):
-        # The numbers of devices in a permutation, as of `ppermute`, are constants.
-        values, own["jaxpr"] = [*body.consts, *values], consts_as_inputs(body).jaxpr
-        if isinstance(own["prevent_cse"], tuple):
-            own["prevent_cse"] = (*(False for _ in body.consts), *own["prevent_cse"])
+    if name in REMAT_NAMES:
+        values = _with_operands_for_constants(own, values)
     if name != "sharding_constraint":
         own |= dict.fromkeys(own.keys() & _SHARDINGS)
     if "ctx_mesh" in own:
         own["ctx_mesh"] = NO_MESH
     return bind_equation(with_params(eqn, own), values, source)
+
+
+def _with_operands_for_constants(own: dict[str, Any], values: list[Array]) -> list[Array]:
+    """Let a checkpoint, whose body has no constants, take them as operands.
+
+    They are the numbers of devices in a permutation, as of `ppermute`.
+    """
+    body = own["jaxpr"]
+    if not isinstance(body, ClosedJaxpr):
+        return values
+    own["jaxpr"] = consts_as_inputs(body).jaxpr
+    if isinstance(own["prevent_cse"], tuple):
+        own["prevent_cse"] = (*(False for _ in body.consts), *own["prevent_cse"])
+    return [*body.consts, *values]
 
 
 def _with_lost_derivative(
@@ -190,7 +207,7 @@ def _run_mapped(
     try:
         with source_scope(source):
             return mapped(params, values, lambda *blocks: _run(body, blocks, source))
-    except (NotImplementedError, ValueError) as error:
+    except (AssertionError, NotImplementedError, ValueError) as error:
         said = str(error).partition("\n")[0].rstrip(".")
         raise TraceError(
             f"shard_map at {source_line(source)} cannot be taken as operations on whole arrays, "

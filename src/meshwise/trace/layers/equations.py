@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import jax
 from jax import Array
+from jax.sharding import NamedSharding
 
 from meshwise.jax_compat import (
     Aval,
@@ -17,8 +18,11 @@ from meshwise.jax_compat import (
     Var,
     best_source,
     bind_equation,
+    constrained,
     dead_code_eliminated,
+    source_scope,
 )
+from meshwise.rules.identity import constraint_p
 
 # Calls that mean no more than their body.  Custom derivatives and rematerialisation stay: what
 # they say counts when the layer is differentiated.
@@ -49,16 +53,16 @@ def environment(closed: ClosedJaxpr, operands: Sequence[_Value]) -> dict[Var, _V
 
 
 def run(equations: Iterable[Eqn], known: dict[Var, Array]) -> None:
-    """Run equations in order.
+    """Run equations in order, without what they ask of layouts: stages have meshes of their own.
 
     Args:
         equations: Equations of one jaxpr.
         known: Values by variable; the results are added.
     """
     for eqn in equations:
-        known.update(
-            zip(eqn.outvars, bind_equation(eqn, [read(known, v) for v in eqn.invars]), strict=True)
-        )
+        values = [read(known, v) for v in eqn.invars]
+        made = values if eqn.primitive.name == constraint_p.name else bind_equation(eqn, values)
+        known.update(zip(eqn.outvars, made, strict=True))
 
 
 def read(known: Mapping[Var, _Value], atom: Var) -> _Value:
@@ -83,9 +87,25 @@ def run_inlined(
         if body is None:
             made = bind_equation(eqn, inputs, call)
         else:
-            made = run_inlined(eqn.params[body], inputs, best_source(eqn.source_info, call))
+            source = best_source(eqn.source_info, call)
+            inputs = _asked(inputs, eqn.params.get("in_shardings"), source)
+            made = run_inlined(eqn.params[body], inputs, source)
+            made = _asked(made, eqn.params.get("out_shardings"), source)
         known.update(zip(eqn.outvars, made, strict=True))
     return [read(known, v) for v in closed.jaxpr.outvars]
+
+
+def _asked(
+    values: list[Array], shardings: Sequence[object] | None, source: SourceInfo | None
+) -> list[Array]:
+    """Return values with the layouts that a `jax.jit` asks for as constraints."""
+    if not shardings:
+        return values
+    with source_scope(source):
+        return [
+            constrained(x, asked) if isinstance(asked, NamedSharding) else x
+            for x, asked in zip(values, shardings, strict=True)
+        ]
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
