@@ -265,7 +265,8 @@ class _Chosen:
             stage,
             temporary_bytes=max(layer.temporary_bytes for layer in apart),
             weights=WeightGradients(
-                seconds=sum(layer.seconds for layer in apart),
+                # A stage whose backward pass is nothing else may add up to more by rounding.
+                seconds=min(sum(layer.seconds for layer in apart), stage.backward_s),
                 held_bytes=sum(layer.held_bytes for layer in apart),
                 waiting=0,
             ),
