@@ -54,9 +54,9 @@ _SHARES = 5
 _MOST_SHARE = 100.0
 # Enumeration is tried up to this many nodes, partial choices, and operators that judging looks at.
 _SMALL_NODES = 24
-_MAX_STEPS = 1_000_000
-_MAX_QUESTIONS = 30_000
-_QUESTION_WORK = 300_000
+_MAX_STEPS = 200_000
+_MAX_QUESTIONS = 10_000
+_QUESTION_WORK = 60_000
 # After it gives up, so many neighbours of the best plan are judged at a time, so many times.
 _MAX_NEIGHBOURS, _MAX_MOVES = 1_000, 40
 
