@@ -41,6 +41,7 @@ from jax._src import (
     config,
     debugging,
     distributed,
+    dtypes,
     pjit,
     sharding_impls,
     source_info_util,
@@ -815,6 +816,15 @@ def users_mesh() -> sharding.AbstractMesh:
 def trace_context() -> Hashable:
     """Return all settings of JAX that a trace depends on: `jax.jit` traces anew if they change."""
     return config.trace_context()
+
+
+def has_type(dtype: Any) -> bool:
+    """Tell whether numbers of a type are made here: those of 64 bits only under `enable_x64`.
+
+    Args:
+        dtype: The type.
+    """
+    return dtypes.canonicalize_dtype(dtype, allow_extended_dtype=True) == dtype
 
 
 # Settings that decide what a step computes, and that may be those of one thread.

@@ -169,6 +169,14 @@ def test_types_of_gradients_without_a_plan() -> None:
         assert_same(got, want)
 
 
+def test_64_bits_out_of_their_context() -> None:
+    parallel = mw.parallelize(make_step(), method=mw.DataParallel())
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), STATE)
+    with pytest.raises(TraceError, match=r"argument 0 .*is of type float64, and enable_x64 is off"):
+        parallel(wide, X)
+
+
 def test_without_jit_values_are_seen() -> None:
     seen: list[float] = []
 

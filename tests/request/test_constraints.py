@@ -170,6 +170,21 @@ def test_a_step_that_follows_keeps_it_too() -> None:
     np.testing.assert_allclose(step(STATE, X), jax.jit(evaluate)(STATE, X), rtol=1e-5)
 
 
+def test_stages_that_follow_say_that_they_drop_it() -> None:
+    asked = NamedSharding(mesh(data=4), P("data"))
+    method = mw.Auto(stages=2)
+    train = mw.parallelize(step_with(lambda x: x), method=method, num_microbatches=2)
+    state, _ = train(STATE, X)
+
+    def evaluate(state: Any, batch: Any) -> Any:
+        hidden = jax.lax.with_sharding_constraint(batch @ state["first"], asked)
+        return jnp.mean(hidden @ state["second"])
+
+    follows = mw.parallelize(evaluate, method=mw.Follow(train))
+    with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
+        follows(state, X)
+
+
 def test_what_reshard_asks_for() -> None:
     step = step_with(lambda x: jax.sharding.reshard(x, P(None, "data")))
     kinds = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))

@@ -57,6 +57,17 @@ def options_in(tmp_path: Path) -> TrainOptions:
     )
 
 
+def test_a_run_that_is_told_to_stop_at_its_end_writes_no_text(options: TrainOptions) -> None:
+    seen = Recorder()
+    options = replace(options, steps=2)
+    stopped = run_training(options, JitStep, seen, lambda: len(seen.of("step")) == 2)
+    assert stopped.is_complete
+    assert not seen.of("sample")
+    again = Recorder()
+    run_training(options, JitStep, again)
+    assert len(again.of("sample")) == 1
+
+
 def test_a_run_tells_what_it_does_and_learns(options: TrainOptions) -> None:
     seen = Recorder()
     summary = run_training(options, JitStep, seen)

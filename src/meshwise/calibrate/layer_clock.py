@@ -56,9 +56,13 @@ class ProgramClock:
         shardings = program.in_shardings_jax(mesh)
         specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in program.in_avals]
         options = compile_options(devices[0].platform, len(devices))
-        lowered = jax.jit(program.call, in_shardings=shardings, compiler_options=options).lower(
-            *specs
-        )
+        # Those of the results tell a program without operands on which devices it runs.
+        lowered = jax.jit(
+            program.call,
+            in_shardings=shardings,
+            out_shardings=jax.tree.unflatten(program.out_tree, program.out_shardings_jax(mesh)),
+            compiler_options=options,
+        ).lower(*specs)
         compiled = checked(lowered, np.array(devices), key)
         self._runs[key] = _Prepared(compiled, specs, shardings)
 

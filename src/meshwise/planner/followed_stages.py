@@ -21,6 +21,7 @@ from meshwise.plan.stage import Layer, Stage
 from meshwise.planner.followed_layouts import distance, followed, nothing_followed
 from meshwise.planner.one_mesh import Forced, plan_on
 from meshwise.planner.step_call import StepCall
+from meshwise.request.constraints import dropped_in_stages
 from meshwise.request.methods import IntraOp
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.inference import INFERENCE
@@ -63,6 +64,7 @@ def followed_stages(call: StepCall, plan: Plan, request: PlanRequest) -> Followe
         for number, stage in cut.sent
         if (home := homes[number]) is not None
     ]
+    warnings += dropped_in_stages(opened.closed)
     return FollowedStages(
         ends=ends,
         cut=cut,

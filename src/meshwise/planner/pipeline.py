@@ -26,12 +26,11 @@ from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.offload import ALL_IN_HOST, possible_offload
 from meshwise.planner.pinned_search import never
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
-from meshwise.request.constraints import dropped_text
+from meshwise.request.constraints import dropped_in_stages
 from meshwise.request.pipeline_pins import PipelinePin, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.attention.replace import with_attention
-from meshwise.trace.constraints import constraints_in
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
@@ -163,11 +162,7 @@ def plan_pipeline(
         found = _fastest(opened, request, report, searched)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
-    dropped = dropped_text(
-        constraints_in(opened.closed.jaxpr),
-        "each stage has a mesh of its own",
-        "take it away, or plan without stages, method=mw.IntraOp({})",
-    )
+    dropped = dropped_in_stages(opened.closed)
     plan = replace(
         whole_plan(found.plan, whole),
         method=method,

@@ -14,8 +14,9 @@ from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy, enumerate_strategies
 from meshwise.intra.options import OperatorPath
 from meshwise.intra.shapes import strategy_layouts
+from meshwise.jax_compat import ClosedJaxpr
 from meshwise.request.methods import Auto, Follow, IntraOp
-from meshwise.trace.constraints import Constraint, constraints_of
+from meshwise.trace.constraints import Constraint, constraints_in, constraints_of
 from meshwise.trace.program import Program
 
 # Methods that do not say by themselves how everything is split.
@@ -105,6 +106,19 @@ def dropped_text(dropped: Iterable[Constraint], planned: str, remedy: str) -> li
         f"and {planned}; {remedy.format(tuple(size for _, size in sizes)) if sizes else _NAMELESS}"
         for sizes, places in lines.items()
     ]
+
+
+def dropped_in_stages(closed: ClosedJaxpr) -> list[str]:
+    """Return what a plan with stages says of the constraints of a step: it keeps none.
+
+    Args:
+        closed: The step.
+    """
+    return dropped_text(
+        constraints_in(closed.jaxpr),
+        "each stage has a mesh of its own",
+        "take it away, or plan without stages, method=mw.IntraOp({})",
+    )
 
 
 def dropped_on(

@@ -17,6 +17,7 @@ from meshwise.jax_compat import (
     Aval,
     ClosedJaxpr,
     explicit,
+    has_type,
     is_missing_cudnn,
     is_unbound_axis,
     raising_line,
@@ -117,7 +118,7 @@ def abstract(
         argument: The argument of which it is a leaf.
 
     Raises:
-        TraceError: the value is not an array.
+        TraceError: the value is not an array, or has 64 bits where JAX has them no more.
     """
     try:
         aval = jax.typeof(value) if not isinstance(value, jax.ShapeDtypeStruct) else value
@@ -133,6 +134,11 @@ def abstract(
         raise TraceError(
             f"{where} of type {type(value).__name__} is not an array ({value!r:.80}); {what_to_do}"
         ) from error
+    if isinstance(value, jax.Array) and not has_type(aval.dtype):
+        raise TraceError(
+            f"{where} is of type {aval.dtype}, and enable_x64 is off; call the step under "
+            "jax.enable_x64(True), as where the array was made, or make it narrower"
+        )
     weak = bool(getattr(aval, "weak_type", False))
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 

@@ -93,7 +93,7 @@ class Listener(Protocol):
         ...
 
     def on_sample(self, sample: Sample) -> None:
-        """The trained model wrote a text; only of a run of one process that is complete."""
+        """The trained model wrote a text; only of a run of one process that nobody stopped."""
         ...
 
 
@@ -350,7 +350,7 @@ def run_training(
         if newest is not None:
             kept = f"the newest checkpoint is {summary.checkpoint}"
         raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
-    if job is None and summary.is_complete:
+    if job is None and summary.is_complete and not should_stop():
         listener.on_sample(sampled(options, corpus, run.state.params))
     return summary
 
