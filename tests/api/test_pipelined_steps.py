@@ -196,3 +196,5 @@ def test_what_stages_cannot_do_yet_is_refused(tmp_path: Any) -> None:
         match="the schedules that can run are '1f1b', 'gpipe', 'eager-1f1b', 'zero-bubble-h1', ",
     ):
         mw.Auto(stages=2, schedule="zero-bubble")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="a schedule is of a pipeline; give stages too"):
+        mw.Auto(schedule="1f1b")

@@ -162,5 +162,8 @@ class Recorder:
     def on_sample(self, sample: Any) -> None:
         self.events.append(("sample", sample))
 
+    def on_unsampled(self, text: str) -> None:
+        self.events.append(("unsampled", text))
+
     def of(self, kind: str) -> list[Any]:
         return [event[1:] for event in self.events if event[0] == kind]

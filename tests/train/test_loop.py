@@ -163,3 +163,16 @@ def test_a_changed_text_is_not_continued(options: TrainOptions) -> None:
     (options.text / "new.txt").write_text("more")
     with pytest.raises(MeshwiseError, match="text: "):
         run_training(options, JitStep, Recorder())
+
+
+def test_a_text_that_cannot_be_written_does_not_cost_the_run(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
+
+    monkeypatch.setattr("meshwise.train.loop.sampled", fails)
+    told = Recorder()
+    run_training(options, JitStep, told)
+    assert told.of("unsampled") == [("RESOURCE_EXHAUSTED: no memory",)]
+    assert (options.out / "summary.json").is_file()

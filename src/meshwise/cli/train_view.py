@@ -250,6 +250,10 @@ class TrainView:
         if self._trace_file is None and has_stages:
             self.note("a step as it ran, for Chrome or Perfetto: --trace step.json")
 
+    def on_unsampled(self, text: str) -> None:
+        """A warning; the run is saved."""
+        self._warn(f"no sample of the model's text: {text}")
+
     def on_sample(self, sample: Sample) -> None:
         """A text that the model wrote after some held-out text."""
         self._console.print("[bold]sample[/]: held-out text, and in green what the model goes on")

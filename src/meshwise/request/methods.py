@@ -94,6 +94,10 @@ class Auto:
             )
         if self.measure and self.stages is None:
             raise PlanError("Auto(measure=True): layers of pipelines are measured; give stages too")
+        if self.schedule is not None and self.stages is None:
+            raise PlanError(
+                f"Auto(schedule={self.schedule!r}): a schedule is of a pipeline; give stages too"
+            )
         if self.schedule not in (None, *choices(), ALL):
             raise PlanError(
                 f"Auto(schedule={self.schedule!r}): the schedules that can run are "

@@ -96,6 +96,10 @@ class Listener(Protocol):
         """The trained model wrote a text; only of a run of one process that nobody stopped."""
         ...
 
+    def on_unsampled(self, text: str) -> None:
+        """The trained model could not write a text, for the reason given; the run is saved."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
@@ -351,7 +355,12 @@ def run_training(
             kept = f"the newest checkpoint is {summary.checkpoint}"
         raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
     if job is None and summary.is_complete and not should_stop():
-        listener.on_sample(sampled(options, corpus, run.state.params))
+        try:
+            sample = sampled(options, corpus, run.state.params)
+        except jax.errors.JaxRuntimeError as error:  # as when memory runs out
+            listener.on_unsampled(str(error))
+        else:
+            listener.on_sample(sample)
     return summary
 
 
