@@ -88,7 +88,8 @@ def test_the_compiler_says_what_a_plan_needs_and_sends() -> None:
 
 @pytest.mark.usefixtures("gpu_compiler")
 def test_a_pipeline_is_verified_program_by_program() -> None:
-    step = mw.parallelize(train_step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
+    method = mw.Auto(stages=2, schedule="1f1b")
+    step = mw.parallelize(train_step, method=method, cluster=CLUSTER, num_microbatches=2)
     found = step.verify(*arguments())
     assert [stage.stage for stage in found.stages] == [0, 1]
     assert {"forward of layer 0", "backward of layer 0"} <= {p.name for p in found.programs}

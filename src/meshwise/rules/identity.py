@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import batching, mlir
 
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList
@@ -48,6 +48,7 @@ def _passed_on(value: Any, *, sharding: Any) -> Any:
 
 
 constraint_p.def_impl(_passed_on)
+batching.defvectorized(constraint_p)
 mlir.register_lowering(constraint_p, mlir.lower_fun(_passed_on, multiple_results=False))
 
 TABLE = {
