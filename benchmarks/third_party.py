@@ -27,7 +27,7 @@ from benchmarks.fits import rows_of
 from benchmarks.hand_shardings import Recipe, fsdp, fsdp_tensor, hand_jit, megatron
 from benchmarks.third_party_page import page
 from meshwise.errors import InfeasibleError, MeshwiseError
-from meshwise.jax_compat import module_of
+from meshwise.jax_compat.compilers import module_of
 from meshwise.models.named import model_config
 from meshwise.models.steps import Config, ModelStep, model_step
 from meshwise.targets.catalog import compile_target

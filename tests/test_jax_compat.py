@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwise.jax_compat import refill, source_line
+from meshwise.jax_compat.arrays import refill
+from meshwise.jax_compat.source_lines import source_line
 
 
 def step(x: float) -> jax.Array:
@@ -21,7 +22,7 @@ def step(x: float) -> jax.Array:
 def test_source_lines_name_file_and_function_but_no_folder() -> None:
     (eqn,) = jax.make_jaxpr(step)(1.0).eqns
     line = source_line(eqn.source_info)
-    assert line.startswith("test_jax_compat.py:16:")
+    assert line.startswith("test_jax_compat.py:17:")
     assert line.endswith(" (step.inner)")
 
 

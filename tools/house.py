@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "meshwise"
-TOP = {"__init__", "__main__", "errors", "units", "jax_compat"}
+TOP = {"__init__", "__main__", "errors", "units"}
 MOST_LINES, MOST_PARAMETERS, MOST_FILES = 60, 6, 16
 JAX_FAMILY = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.calibrate.layer_clock import ProgramClock
 from meshwise.calibrate.timed_program import Exported
-from meshwise.jax_compat import exported_program
+from meshwise.jax_compat.compilers import exported_program
 
 
 def test_a_program_without_operands_on_several_devices() -> None:

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, without_partial
-from meshwise.jax_compat import source_scope
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.plan.decision import GraphDecision
 from meshwise.rules.primitive import rebind
 from meshwise.spmd.program import abstract_mesh, partition_spec

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 
 
 def stack_layers(params: Mapping[str, PyTree]) -> dict[str, PyTree]:

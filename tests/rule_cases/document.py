@@ -15,7 +15,7 @@ import jax
 from jax.extend.core import Primitive, primitives
 
 from meshwise.graph.loops import PARALLEL, DimMap, LoopRule
-from meshwise.jax_compat import CALL_BODIES
+from meshwise.jax_compat.jaxprs import CALL_BODIES
 from meshwise.rules.elementwise import NEWER
 from meshwise.rules.primitive import Equation
 from meshwise.rules.table import RULES, primitive_rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from meshwise.jax_compat import CALL_BODIES
+from meshwise.jax_compat.jaxprs import CALL_BODIES
 from meshwise.rules.table import RULES
 from meshwise.rules.unruled import WHY_UNRULED
 from rule_cases.document import CONTROL_FLOW, PATH, document, public_names

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from meshwise.errors import PinError, TraceError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.request.pins import as_pin
 from meshwise.trace.call import call
 from meshwise.trace.step import Statistics, StepSignature

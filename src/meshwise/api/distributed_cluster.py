@@ -17,7 +17,7 @@ from meshwise.cluster.cpu import cpu_host
 from meshwise.cluster.host import HostGroup, HostSpec
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError
-from meshwise.jax_compat import job_state
+from meshwise.jax_compat.jobs import job_state
 from meshwise.runtime.device_memory import device_memory_bytes, host_memory_bytes
 from meshwise.runtime.job.agreement import check_agreement
 from meshwise.runtime.job.job import current_job

@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwise.api.object_step import ObjectStep, parallelized
 from meshwise.errors import TraceError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.runtime.host_rows import HostRows
 from meshwise.trace.loss import value_and_grad, without_value
 

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from meshwise.api.arguments import Binding, step_name
 from meshwise.api.same_arguments import check_same_arguments, named_leaves
 from meshwise.errors import PlanError, TraceError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.planner.step import PlannedCall
 from meshwise.runtime.devices import array_of, has_devices_here
 from meshwise.runtime.job.job import Job

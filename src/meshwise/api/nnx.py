@@ -17,7 +17,7 @@ from flax import nnx
 from meshwise.api.arguments import DEFAULT_BATCH_ARGNUMS, Binding, Call
 from meshwise.api.object_step import ObjectStep, parallelized
 from meshwise.errors import TraceError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.trace.libraries import library_of
 from meshwise.trace.loss import value_and_grad as marked_value_and_grad
 from meshwise.trace.loss import without_value

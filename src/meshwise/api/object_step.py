@@ -12,7 +12,7 @@ from meshwise.api.arguments import Binding, Call
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.api.parallelize import parallelize
 from meshwise.errors import TraceError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.simulate.timeline import Timeline
 
 _Step = TypeVar("_Step", bound="ObjectStep")

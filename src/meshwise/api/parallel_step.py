@@ -37,15 +37,14 @@ from meshwise.errors import (
     StateLostError,
     TraceError,
 )
-from meshwise.jax_compat import (
-    PyTree,
+from meshwise.jax_compat.contexts import (
     is_jit_disabled,
     is_not_finite,
-    is_tracer,
     own_context,
     trace_context,
     users_mesh,
 )
+from meshwise.jax_compat.jaxprs import PyTree, is_tracer
 from meshwise.plan.plan import Plan
 from meshwise.planner.prices import Progress, priced
 from meshwise.planner.step import (

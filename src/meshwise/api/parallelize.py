@@ -22,7 +22,7 @@ from meshwise.api.ray_cluster import RayCluster
 from meshwise.api.ray_step import RayStep
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.request.methods import Auto, Method, check_method
 from meshwise.request.plan_request import PlanRequest
 from meshwise.request.replay import check_beside_replay

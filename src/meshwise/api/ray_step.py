@@ -11,13 +11,8 @@ from meshwise.api.ray_cluster import RayCluster
 from meshwise.errors import TraceError
 from meshwise.hosts.ray.handle import Handle
 from meshwise.hosts.ray.host import Staying
-from meshwise.jax_compat import (
-    PyTree,
-    is_jit_disabled,
-    under_settings,
-    users_mesh,
-    users_settings,
-)
+from meshwise.jax_compat.contexts import is_jit_disabled, under_settings, users_mesh, users_settings
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.plan.plan import Plan
 from meshwise.request.methods import Follow, PlannedStep
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from meshwise.jax_compat import exported_program
+from meshwise.jax_compat.compilers import exported_program
 from meshwise.runtime.devices import Device
 from meshwise.runtime.pipeline.compiled import LoweredProgram
 

@@ -26,7 +26,7 @@ from meshwise.cli.steps import chosen_step, model_names
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
 from meshwise.inter.cost_table.layer_records import LayerRecords
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.kept_records import kept_records

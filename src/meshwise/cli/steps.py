@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 
 if TYPE_CHECKING:
     from meshwise.models.steps import Config

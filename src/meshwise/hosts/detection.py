@@ -17,7 +17,7 @@ def announce_job() -> None:
     """Let `jax.distributed.initialize()` find the job that `meshwise launch` started."""
     import jax
 
-    from meshwise.jax_compat import add_cluster_detection
+    from meshwise.jax_compat.jobs import add_cluster_detection
 
     def detect() -> tuple[str, int, int] | None:
         member = JobMember.from_variables(os.environ)
@@ -46,7 +46,7 @@ def detected_member() -> JobMember | None:
     member = JobMember.from_variables(os.environ)
     if member is not None:
         return member
-    from meshwise.jax_compat import detected_job
+    from meshwise.jax_compat.jobs import detected_job
 
     found = detected_job()
     if found is None:

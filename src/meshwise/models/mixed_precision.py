@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 
 # Source: NVIDIA Apex, `LossScaler`: first scale, steps until it grows, factors.
 FIRST_SCALE = 2.0**16

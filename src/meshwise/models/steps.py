@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.models.bert import Bert, BertConfig
 from meshwise.models.expert_llama import ExpertLlama, ExpertLlamaConfig
 from meshwise.models.gpt import Gpt, GptConfig

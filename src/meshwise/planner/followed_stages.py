@@ -12,7 +12,7 @@ import jax
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.plan.counts.work import DecidedProgram, work_of, work_together
 from meshwise.plan.fingerprint import joint_fingerprint
 from meshwise.plan.fits import local_bytes

@@ -17,7 +17,7 @@ from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.background import compiling_behind
 from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits

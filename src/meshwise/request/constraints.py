@@ -14,7 +14,7 @@ from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy, enumerate_strategies
 from meshwise.intra.options import OperatorPath
 from meshwise.intra.shapes import strategy_layouts
-from meshwise.jax_compat import ClosedJaxpr
+from meshwise.jax_compat.jaxprs import ClosedJaxpr
 from meshwise.request.methods import Auto, Follow, IntraOp
 from meshwise.trace.constraints import Constraint, constraints_in, constraints_of
 from meshwise.trace.program import Program

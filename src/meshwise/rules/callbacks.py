@@ -25,7 +25,7 @@ from jax.interpreters import mlir
 
 from meshwise.graph.graph import HOST_CALL
 from meshwise.graph.loops import LoopRule
-from meshwise.jax_compat import CALLBACK_EFFECT
+from meshwise.jax_compat.callbacks import CALLBACK_EFFECT
 from meshwise.rules.loop_list import dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, no_flop, rebind
 

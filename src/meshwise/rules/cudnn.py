@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, DimMap, LoopRule
-from meshwise.jax_compat import attention_by_cudnn, cudnn_on_one_device
+from meshwise.jax_compat.cudnn import attention_by_cudnn, cudnn_on_one_device
 from meshwise.rules.loop_list import LoopList, dims_like
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards
 

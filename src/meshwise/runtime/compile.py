@@ -16,7 +16,7 @@ from jax.stages import Compiled, Lowered
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import ProgramError
-from meshwise.jax_compat import with_checked_layouts
+from meshwise.jax_compat.arrays import with_checked_layouts
 from meshwise.plan.decision import GraphDecision
 from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.hlo.module import parse_module

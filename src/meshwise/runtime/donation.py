@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwise.errors import StateLostError
-from meshwise.jax_compat import is_tracer
+from meshwise.jax_compat.jaxprs import is_tracer
 from meshwise.system.identity import Same
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from meshwise.jax_compat import Aval
+from meshwise.jax_compat.jaxprs import Aval
 from meshwise.plan.plan import Plan
 from meshwise.runtime.compile import compile_decided
 from meshwise.runtime.device_memory import device_peak_bytes

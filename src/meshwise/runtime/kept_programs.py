@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from meshwise.jax_compat import damaged_program, keeps_programs, programs_kept
+from meshwise.jax_compat.compilers import damaged_program, keeps_programs, programs_kept
 from meshwise.kernels.folder import compiled_for
 from meshwise.system.bounded_folder import files, trim
 from meshwise.system.own_folder import own_folder

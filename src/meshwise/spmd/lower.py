@@ -21,7 +21,7 @@ from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
 from meshwise.graph.sends import ring_axes
-from meshwise.jax_compat import source_scope
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.resharding.within import FREE, ReshardingStep, path

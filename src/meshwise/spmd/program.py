@@ -13,7 +13,8 @@ from jax.stages import Wrapped
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
-from meshwise.jax_compat import HOST_MEMORY, weakly_typed
+from meshwise.jax_compat.arrays import HOST_MEMORY
+from meshwise.jax_compat.jaxprs import weakly_typed
 from meshwise.plan.decision import GraphDecision
 from meshwise.spmd.lower import run_local
 from meshwise.trace.program import Program

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from meshwise.jax_compat import CompilerPlugin, compile_module
+from meshwise.jax_compat.compilers import CompilerPlugin, compile_module
 from meshwise.runtime.device_memory import CompiledBytes, reported_bytes
 from meshwise.system.child_process import requests
 from meshwise.targets.compile_target import TargetSlice

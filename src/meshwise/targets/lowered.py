@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from meshwise.errors import MeshwiseError, ProgramError
-from meshwise.jax_compat import module_of
+from meshwise.jax_compat.compilers import module_of
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.program.layer_parts import LayerParts

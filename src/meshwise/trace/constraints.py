@@ -8,7 +8,8 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from meshwise.jax_compat import FlatJaxpr, SourceInfo, bodies, source_line
+from meshwise.jax_compat.jaxprs import FlatJaxpr, bodies
+from meshwise.jax_compat.source_lines import SourceInfo, source_line
 from meshwise.rules.identity import constraint_p
 from meshwise.trace.program import Program
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwise.graph.structure import Structure
-from meshwise.jax_compat import source_scope
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.rules.primitive import rebind
 from meshwise.trace.program import Node, Program
 

@@ -13,7 +13,8 @@ from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import (
+from meshwise.jax_compat.callbacks import is_of_callback, unordered, with_a_result
+from meshwise.jax_compat.jaxprs import (
     CALL_BODIES,
     REMAT_NAMES,
     Aval,
@@ -23,17 +24,12 @@ from meshwise.jax_compat import (
     Jaxpr,
     Literal,
     Primitive,
-    SourceInfo,
     Var,
-    best_source,
     closed_jaxpr,
     dead_code_eliminated,
-    is_of_callback,
     is_tracer,
-    source_line,
-    unordered,
-    with_a_result,
 )
+from meshwise.jax_compat.source_lines import SourceInfo, best_source, source_line
 from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
 from meshwise.rules.identity import constraint_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p

@@ -13,14 +13,8 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from meshwise.errors import PlanError, TraceError
-from meshwise.jax_compat import (
-    ClosedJaxpr,
-    Eqn,
-    FlatJaxpr,
-    bodies,
-    gradient_call,
-    source_line,
-)
+from meshwise.jax_compat.jaxprs import ClosedJaxpr, Eqn, FlatJaxpr, bodies
+from meshwise.jax_compat.source_lines import gradient_call, source_line
 from meshwise.trace.loss import call_line
 
 LOSS = "loss_and_grad"

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import jax
 
-from meshwise.jax_compat import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Primitive, bodies
+from meshwise.jax_compat.jaxprs import Aval, ClosedJaxpr, Eqn, FlatJaxpr, Primitive, bodies
 from meshwise.rules.table import RULES
 from meshwise.rules.unruled import WHY_UNRULED
 

@@ -22,18 +22,9 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters import ad, batching, mlir
 
 from meshwise.errors import LossError
-from meshwise.jax_compat import (
-    Primitive,
-    consts_as_inputs,
-    explicit,
-    is_staged,
-    is_tracer,
-    is_tracing,
-    jaxpr_as_fun,
-    names_axes,
-    source_line,
-    users_mesh,
-)
+from meshwise.jax_compat.contexts import explicit, is_staged, is_tracing, names_axes, users_mesh
+from meshwise.jax_compat.jaxprs import Primitive, consts_as_inputs, is_tracer, jaxpr_as_fun
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.trace.call import leaf_spans, under_mesh
 from meshwise.trace.changed_arguments import IN_LOSS, keeping_arguments
 from meshwise.trace.libraries import library_of

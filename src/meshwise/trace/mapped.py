@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from meshwise.jax_compat import is_mapped
+from meshwise.jax_compat.contexts import is_mapped
 
 Body = Callable[..., list[Array]]
 

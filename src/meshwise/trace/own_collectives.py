@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.jax_compat import Eqn, bind_equation
+from meshwise.jax_compat.jaxprs import Eqn, bind_equation
 from meshwise.rules.random import is_threefry
 
 _GATHERS = frozenset({"all_gather", "all_gather_invariant"})

@@ -15,31 +15,24 @@ import numpy as np
 from jax import Array, lax
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import (
+from meshwise.jax_compat.contexts import NO_MESH, has_bound_axes, has_mesh, names_axes, without_mesh
+from meshwise.jax_compat.jaxprs import (
     CALL_BODIES,
-    NO_MESH,
     REMAT_NAMES,
     Aval,
     ClosedJaxpr,
     Eqn,
     FlatJaxpr,
     Jaxpr,
-    SourceInfo,
-    best_source,
     bind_equation,
     bodies,
     closed_jaxpr,
     constrained,
     consts_as_inputs,
-    has_bound_axes,
-    has_mesh,
     is_tracer,
-    names_axes,
-    source_line,
-    source_scope,
     with_params,
-    without_mesh,
 )
+from meshwise.jax_compat.source_lines import SourceInfo, best_source, source_line, source_scope
 from meshwise.trace.layers.equations import environment, read
 from meshwise.trace.mapped import mapped
 from meshwise.trace.own_collectives import lacks_vmap, with_vmap

@@ -11,7 +11,8 @@ from typing import Any
 
 from meshwise.graph.graph import HOST_CALL
 from meshwise.graph.structure import Structure
-from meshwise.jax_compat import Aval, SourceInfo
+from meshwise.jax_compat.jaxprs import Aval
+from meshwise.jax_compat.source_lines import SourceInfo
 from meshwise.rules.primitive import Equation
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.jax_compat import closed_jaxpr, jaxpr_as_fun, while_parts
+from meshwise.jax_compat.jaxprs import closed_jaxpr, jaxpr_as_fun, while_parts
 
 
 def with_one_predicate(

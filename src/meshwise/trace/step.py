@@ -13,15 +13,11 @@ from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
-from meshwise.jax_compat import (
-    Aval,
-    ClosedJaxpr,
-    explicit,
-    has_type,
-    is_missing_cudnn,
-    is_unbound_axis,
-    raising_line,
-)
+from meshwise.jax_compat.arrays import has_type
+from meshwise.jax_compat.contexts import explicit, is_unbound_axis
+from meshwise.jax_compat.cudnn import is_missing_cudnn
+from meshwise.jax_compat.jaxprs import Aval, ClosedJaxpr
+from meshwise.jax_compat.source_lines import raising_line
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims

@@ -13,7 +13,7 @@ from meshwise.graph.structure import (
     scan_structure,
     while_structure,
 )
-from meshwise.jax_compat import ClosedJaxpr, closed_jaxpr, scan_counts, while_parts
+from meshwise.jax_compat.jaxprs import ClosedJaxpr, closed_jaxpr, scan_counts, while_parts
 from meshwise.rules.primitive import Equation
 from meshwise.trace.program import Program
 from meshwise.trace.trips import known_trips

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.loops import LoopRule
-from meshwise.jax_compat import source_line
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program

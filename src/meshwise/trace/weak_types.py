@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from meshwise.jax_compat import weakly_typed
+from meshwise.jax_compat.jaxprs import weakly_typed
 
 _is_weak_array = attrgetter("aval.weak_type")
 _weakened = jax.jit(weakly_typed)

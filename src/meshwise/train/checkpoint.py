@@ -21,7 +21,7 @@ from jax.sharding import Sharding
 from orbax.checkpoint.options import AsyncOptions
 
 from meshwise.errors import CheckpointError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.runtime.job.job import current_job
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.system.writable import probe_writable

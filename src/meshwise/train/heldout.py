@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.parallel import HeldoutLoss

@@ -19,7 +19,7 @@ from typing import Protocol
 import jax
 
 from meshwise.errors import CheckpointError, PlanError, StateLostError
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.plan.plan import Plan
 from meshwise.report.host_stats import HostStats
 from meshwise.runtime.donation import lost_before

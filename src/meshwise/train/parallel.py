@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import jax
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.plan.plan import Plan
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.simulate.timeline import Timeline

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.models.steps import language_model
 from meshwise.train.corpus import Corpus
 from meshwise.train.heldout import on_one_mesh

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.steps import language_model
 from meshwise.trace.loss import value_and_grad

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from meshwise.jax_compat import Literal, bind_equation
+from meshwise.jax_compat.jaxprs import Literal, bind_equation
 from meshwise.trace.layers.stacks.families import (
     Family,
     by_member,

@@ -27,7 +27,7 @@ from doubles.layered_steps import (
     unet_step,
 )
 from meshwise.errors import TraceError
-from meshwise.jax_compat import jaxpr_as_fun
+from meshwise.jax_compat.jaxprs import jaxpr_as_fun
 from meshwise.trace.evaluate import run_program
 from meshwise.trace.layers.chain import chain_of
 from meshwise.trace.layers.equations import needed

@@ -18,7 +18,7 @@ from doubles.layered_steps import CLIPPED, SIGNATURE, Step, assert_equal, gpt_st
 from doubles.scanned_steps import LAMB, Args, remat_scan, scanned_gpt, second_dim
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import TraceError
-from meshwise.jax_compat import jaxpr_as_fun
+from meshwise.jax_compat.jaxprs import jaxpr_as_fun
 from meshwise.pieces.piece import PieceGraph
 from meshwise.planner.pipeline import layers_of, plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest

@@ -14,7 +14,7 @@ from meshwise.hosts.member import JobMember
 from meshwise.hosts.ray import joining
 from meshwise.hosts.ray.host_request import ray_module
 from meshwise.hosts.ray.trees import Skeleton, Trees
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 
 
 @dataclass(frozen=True, slots=True)

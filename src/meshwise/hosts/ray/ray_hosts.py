@@ -28,7 +28,7 @@ from meshwise.hosts.ray.host import (
 )
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
 from meshwise.hosts.ray.trees import Skeleton, Trees
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 
 # When one host has failed, the others may be about to, or wait for it without end.
 _GRACE_S = 10.0

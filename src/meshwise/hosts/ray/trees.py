@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from meshwise.jax_compat import PyTree
+from meshwise.jax_compat.jaxprs import PyTree
 
 # What `jax.tree.structure` returns.
 Structure: TypeAlias = Any

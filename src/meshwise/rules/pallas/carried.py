@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from meshwise.jax_compat import (
+from meshwise.jax_compat.jaxprs import (
     Eqn,
     FlatJaxpr,
     Literal,
     Var,
     bodies,
     closed_jaxpr,
-    is_whole_block,
     scan_counts,
 )
+from meshwise.jax_compat.pallas import is_whole_block
 from meshwise.rules.pallas.scalars import body_of, read, results_of
 
 # Random numbers continue where the block before has stopped.

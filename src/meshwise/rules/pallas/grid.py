@@ -16,13 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwise.jax_compat import (
-    FlatJaxpr,
-    KernelBlocks,
-    Literal,
-    kernel_blocks,
-    written_references,
-)
+from meshwise.jax_compat.jaxprs import FlatJaxpr, Literal
+from meshwise.jax_compat.pallas import KernelBlocks, kernel_blocks, written_references
 from meshwise.rules.pallas.carried import (
     draws_random_numbers,
     period,

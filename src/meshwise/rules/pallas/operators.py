@@ -15,13 +15,8 @@ import jax.numpy as jnp
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, LoopRule, replicated_rule
-from meshwise.jax_compat import (
-    Eqn,
-    FlatJaxpr,
-    bodies,
-    kernel_blocks,
-    with_kernel_shapes,
-)
+from meshwise.jax_compat.jaxprs import Eqn, FlatJaxpr, bodies
+from meshwise.jax_compat.pallas import kernel_blocks, with_kernel_shapes
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.pallas.grid import GridLoop, followed_loops, grid_loops
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind, result_elements

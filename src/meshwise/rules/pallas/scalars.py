@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from meshwise.jax_compat import (
-    CALL_BODIES,
-    Eqn,
-    FlatJaxpr,
-    Literal,
-    Var,
-    closed_jaxpr,
-)
+from meshwise.jax_compat.jaxprs import CALL_BODIES, Eqn, FlatJaxpr, Literal, Var, closed_jaxpr
 
 
 def _quotient(x: int, y: int) -> int:

@@ -21,7 +21,7 @@ from types import TracebackType
 import jax
 
 from meshwise.errors import ClusterError, TransportError
-from meshwise.jax_compat import KeyValueStore, job_state
+from meshwise.jax_compat.jobs import KeyValueStore, job_state
 from meshwise.runtime.job.beats import (
     BEAT_S,
     LEAST_SILENT_S,

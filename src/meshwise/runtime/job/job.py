@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import jax
 
 from meshwise.errors import ClusterError, MeshwiseError, TransportError
-from meshwise.jax_compat import KeyValueStore, job_state
+from meshwise.jax_compat.jobs import KeyValueStore, job_state
 from meshwise.runtime.job.heartbeat import Heartbeat, heartbeat_of
 from meshwise.runtime.job.whereabouts import Whereabouts
 

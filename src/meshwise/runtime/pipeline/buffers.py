@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout
-from meshwise.jax_compat import HOST_MEMORY
+from meshwise.jax_compat.arrays import HOST_MEMORY
 from meshwise.program.instructions import Load, PipelineProgram, Receive, Run, Send
 from meshwise.program.names import StepArgument
 from meshwise.runtime.pipeline.compiled import CompiledProgram

@@ -14,7 +14,8 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from meshwise.graph.layout import Layout, replicated
-from meshwise.jax_compat import Aval, Var, with_checked_layouts
+from meshwise.jax_compat.arrays import with_checked_layouts
+from meshwise.jax_compat.jaxprs import Aval, Var
 from meshwise.program.emit import UpdateSpec
 from meshwise.program.names import (
     Activation,

@@ -10,7 +10,7 @@ import jax
 from jax import Array
 from jax.sharding import NamedSharding
 
-from meshwise.jax_compat import refill
+from meshwise.jax_compat.arrays import refill
 from meshwise.runtime.pipeline.stacking import StackHome, Stacking, home_of
 from meshwise.runtime.transports.tile_copier import TileCopier
 from meshwise.trace.layers.stacks.unstack import Leaf, Unstacked

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import jax
 
-from meshwise.jax_compat import Aval
+from meshwise.jax_compat.jaxprs import Aval
 from meshwise.program.instructions import Receive, Run, Send
 from meshwise.runtime.pipeline.interpreter import Pipeline
 

@@ -28,7 +28,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from meshwise.errors import TransportError
-from meshwise.jax_compat import HOST_MEMORY
+from meshwise.jax_compat.arrays import HOST_MEMORY
 from meshwise.resharding.cross_mesh.planned_route import planned_route
 from meshwise.resharding.cross_mesh.sending import Sending
 from meshwise.resharding.route import Phase, Route, route_once

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from meshwise.jax_compat import Aval, Eqn, Literal, Var
+from meshwise.jax_compat.jaxprs import Aval, Eqn, Literal, Var
 from meshwise.rules import elementwise
 
 Labels: TypeAlias = tuple[int | None, ...]

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.jax_compat import Eqn, FlatJaxpr, Literal, Var
+from meshwise.jax_compat.jaxprs import Eqn, FlatJaxpr, Literal, Var
 from meshwise.rules.attention.blocks import Attention
 from meshwise.rules.attention.operators import attend
 from meshwise.rules.attention.scores import (

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax import Array
 
-from meshwise.jax_compat import (
+from meshwise.jax_compat.jaxprs import (
     REMAT_NAMES,
     ClosedJaxpr,
     Eqn,
@@ -18,9 +18,9 @@ from meshwise.jax_compat import (
     bodies,
     closed_jaxpr,
     scan_counts,
-    source_scope,
     with_params,
 )
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.trace.attention.match import Match, matches
 from meshwise.trace.layers.equations import dependent, environment, inlined, read, traced
 from meshwise.trace.loss import bind_loss

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshwise.inter.clustering.operator_chain import OperatorChain
-from meshwise.jax_compat import Aval, Eqn, FlatJaxpr, Literal, Var, bodies, source_line
+from meshwise.jax_compat.jaxprs import Aval, Eqn, FlatJaxpr, Literal, Var, bodies
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.rules.primitive import Equation
 from meshwise.rules.table import RULES
 from meshwise.trace.layers.equations import dependent, variables

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Mapping
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import source_line
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.analyze import analyze
 from meshwise.trace.time.state import (

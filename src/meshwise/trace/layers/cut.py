@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from meshwise.jax_compat import Eqn, Var
+from meshwise.jax_compat.jaxprs import Eqn, Var
 from meshwise.trace.layers.chain import Chain
 from meshwise.trace.layers.equations import environment, needed, run, variables
 from meshwise.trace.layers.gradient_path import on_gradient_path

@@ -9,7 +9,7 @@ from typing import cast
 
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from meshwise.jax_compat import Eqn, FlatJaxpr, Literal, Var
+from meshwise.jax_compat.jaxprs import Eqn, FlatJaxpr, Literal, Var
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.streams import SLICE, stream_equations

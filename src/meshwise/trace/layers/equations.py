@@ -9,19 +9,17 @@ import jax
 from jax import Array
 from jax.sharding import NamedSharding
 
-from meshwise.jax_compat import (
+from meshwise.jax_compat.jaxprs import (
     Aval,
     ClosedJaxpr,
     Eqn,
     Literal,
-    SourceInfo,
     Var,
-    best_source,
     bind_equation,
     constrained,
     dead_code_eliminated,
-    source_scope,
 )
+from meshwise.jax_compat.source_lines import SourceInfo, best_source, source_scope
 from meshwise.rules.identity import constraint_p
 
 # Calls that mean no more than their body.  Custom derivatives and rematerialisation stay: what

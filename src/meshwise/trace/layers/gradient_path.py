@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
 
-from meshwise.jax_compat import Eqn, Var
+from meshwise.jax_compat.jaxprs import Eqn, Var
 from meshwise.trace.layers.equations import variables
 
 # Their derivative is zero everywhere.  What is missing here costs a crossing of zeros, no more.

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Var, source_line
+from meshwise.jax_compat.jaxprs import Var
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.trace.layers.crossing import analyzed
 from meshwise.trace.layers.cut import Cutter
 from meshwise.trace.layers.joint import Joint

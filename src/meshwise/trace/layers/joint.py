@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from meshwise.jax_compat import Aval, Var, bodies
+from meshwise.jax_compat.jaxprs import Aval, Var, bodies
 from meshwise.plan.stage import Remat
 from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.flatten import flatten

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Eqn, Var, bodies
+from meshwise.jax_compat.jaxprs import Eqn, Var, bodies
 from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwise.graph.graph import Graph
-from meshwise.jax_compat import Aval, Var
+from meshwise.jax_compat.jaxprs import Aval, Var
 from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.phases import divided_body
 from meshwise.pieces.piece import Crossing, PieceGraph

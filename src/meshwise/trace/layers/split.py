@@ -16,7 +16,8 @@ from jax import Array
 from jax.lax import stop_gradient
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Aval, ClosedJaxpr, FlatJaxpr, Var, source_line
+from meshwise.jax_compat.jaxprs import Aval, ClosedJaxpr, FlatJaxpr, Var
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.trace.gradients import only_loss
 from meshwise.trace.layers.equations import (
     dependent,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import jax
 import jax.numpy as jnp
 
-from meshwise.jax_compat import Eqn, Var
+from meshwise.jax_compat.jaxprs import Eqn, Var
 from meshwise.trace.layers.equations import variables
 
 SLICE = "slice"

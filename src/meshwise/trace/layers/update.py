@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from jax import Array
 
 from meshwise.errors import TraceError
-from meshwise.jax_compat import Eqn, Var, source_line
+from meshwise.jax_compat.jaxprs import Eqn, Var
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.trace.layers.chain import num_bytes
 from meshwise.trace.layers.equations import needed, read, run, variables
 from meshwise.trace.layers.split import SplitStep

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from meshwise.graph.loops import PARALLEL, LoopRule, halo_loop
-from meshwise.jax_compat import Aval
+from meshwise.jax_compat.jaxprs import Aval
 from meshwise.rules.primitive import Equation
 from meshwise.system.union_find import UnionFind
 from meshwise.trace.padding.scopes import Scope, Value, ports_of, scopes_of

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwise.graph.loops import PARALLEL, LoopRule
-from meshwise.jax_compat import source_scope
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.rules.primitive import rebind
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.padding.classes import REDUCED_OPERANDS, padded_loops

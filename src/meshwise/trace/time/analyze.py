@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from meshwise.errors import TraceError
 from meshwise.graph.loops import NONE, LoopRule, divides, passing
-from meshwise.jax_compat import source_line
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.agree import NotSeparableError, fits

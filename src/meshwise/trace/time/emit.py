@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
-from meshwise.jax_compat import source_scope
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program

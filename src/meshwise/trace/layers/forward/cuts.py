@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from meshwise.graph.minimum_cut import INFINITE, source_side
-from meshwise.jax_compat import Aval, Eqn, Var
+from meshwise.jax_compat.jaxprs import Aval, Eqn, Var
 from meshwise.trace.layers.equations import variables
 
 

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 import jax
 from jax import Array
 
-from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var
-from meshwise.jax_compat import Literal as Constant
+from meshwise.jax_compat.jaxprs import ClosedJaxpr, Eqn, FlatJaxpr, Var
+from meshwise.jax_compat.jaxprs import Literal as Constant
 from meshwise.system.identity import Same
 from meshwise.trace.layers.equations import dependent, needed, read, run, traced, variables
 from meshwise.trace.layers.forward.cuts import cheapest_places

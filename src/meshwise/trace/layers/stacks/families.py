@@ -15,7 +15,8 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.jax_compat import Eqn, bind_equation, source_scope
+from meshwise.jax_compat.jaxprs import Eqn, bind_equation
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.rules import elementwise
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwise.jax_compat import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts, source_line
+from meshwise.jax_compat.jaxprs import ClosedJaxpr, Eqn, FlatJaxpr, Var, bodies, scan_counts
+from meshwise.jax_compat.source_lines import source_line
 from meshwise.system.union_find import UnionFind
 from meshwise.trace.gradients import LOSS
 from meshwise.trace.layers.equations import dependent, inlined, variables

@@ -16,14 +16,8 @@ import jax
 import numpy as np
 from jax import Array
 
-from meshwise.jax_compat import (
-    ClosedJaxpr,
-    Eqn,
-    bind_equation,
-    closed_jaxpr,
-    scan_counts,
-    source_scope,
-)
+from meshwise.jax_compat.jaxprs import ClosedJaxpr, Eqn, bind_equation, closed_jaxpr, scan_counts
+from meshwise.jax_compat.source_lines import source_scope
 from meshwise.trace.layers.equations import environment, inlined, read, run_inlined
 from meshwise.trace.layers.stacks.families import (
     Family,

@@ -1,0 +1,153 @@
+"""The user's lines: of equations, of gradients, of errors."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import NamedTuple
+
+from jax._src import source_info_util
+
+SourceInfo = source_info_util.SourceInfo
+
+
+# Functions of JAX under which the loss runs while it is differentiated.
+_GRADIENT_FRAMES = frozenset({"value_and_grad_f"})
+
+
+# Folders of packages, and ours.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+_OURS = PurePath(__file__).parents[1]
+
+
+# Packages whose gradients take a user's function as `jax.grad` does.
+_WRAPPERS = frozenset({"flax", "equinox"})
+
+
+def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
+    """Return the user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
+
+    Without the folder: equal steps in other places have equal plans, and a plan tells nothing of
+    the machine that made it.
+
+    Args:
+        source: The source of an equation.
+        outside: A folder whose files are not the user's, though they are none of JAX.
+    """
+    if source is None:
+        return ""
+    frames = source_info_util.user_frames(source.traceback)
+    mine = (f for f in frames if not outside or not f.file_name.startswith(outside))
+    frame = next(mine, None)
+    if frame is None:
+        return ""
+    column = f":{frame.start_column}" if frame.start_column else ""
+    function = frame.function_name.replace("<locals>.", "")
+    return f"{PurePath(frame.file_name).name}:{frame.start_line}{column} ({function})"
+
+
+def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo | None:
+    """Choose the source of an equation: that of its call if its own shows no line of the user.
+
+    Args:
+        own: The source of the equation.
+        call: The source of the call that holds it.
+
+    Returns:
+        One of the two.
+    """
+    if call is None or (own and source_info_util.user_frame(own.traceback)):
+        return own
+    return call
+
+
+class GradientCall(NamedTuple):
+    """The user's line at which JAX's own gradient is taken.
+
+    Attributes:
+        path: Its file.
+        line: The number of the line.
+        function: The function that it is in.
+        package: The package that takes the gradient for the user; empty if the line does.
+    """
+
+    path: str
+    line: int
+    function: str
+    package: str
+
+
+def gradient_call(
+    source: SourceInfo | None, around: Sequence[SourceInfo] = ()
+) -> GradientCall | None:
+    """Return the user's call of `jax.grad` or `jax.value_and_grad`.
+
+    Args:
+        source: Source of an equation.
+        around: Sources of the equations whose bodies hold it, inner ones first; the traceback of
+            an equation ends where its body begins.
+
+    Returns:
+        None if the equation was not traced inside of such a call.
+    """
+    inside, package = False, ""
+    for info in (source, *around):
+        for frame in info.traceback.frames if info and info.traceback else ():
+            if source_info_util.is_user_filename(frame.file_name):
+                if not inside:
+                    continue
+                library = _package(frame.file_name)
+                if not library:
+                    return GradientCall(
+                        frame.file_name, frame.line_num, frame.function_name, package
+                    )
+                package = package or ("" if library in _WRAPPERS else library)
+            elif frame.function_name.rpartition(".")[2] in _GRADIENT_FRAMES:
+                inside = True
+    return None
+
+
+def _package(path: str) -> str:
+    """Return the installed package, or ours, that a file belongs to; empty for the user's files."""
+    if PurePath(path).is_relative_to(_OURS):
+        return _OURS.name
+    parts = PurePath(path).parts
+    at = next((k for k, part in enumerate(parts) if part in _INSTALLED), None)
+    return "" if at is None else PurePath(parts[at + 1]).stem
+
+
+@contextmanager
+def source_scope(source: SourceInfo | None) -> Iterator[None]:
+    """Give equations that are bound inside the source line of the equation for which they stand.
+
+    Args:
+        source: The source of that equation.
+
+    Returns:
+        A context manager.
+    """
+    if source is None:
+        yield
+        return
+    with source_info_util.user_context(source.traceback, name_stack=source.name_stack):
+        yield
+
+
+def raising_line(error: BaseException) -> str:
+    """Return the user's line from which an error comes, as `source_line` writes it.
+
+    Args:
+        error: The error.
+    """
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if source_info_util.is_user_filename(frame.filename)
+    ]
+    if not frames:
+        return ""
+    return f"{PurePath(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].name})"
