@@ -102,10 +102,16 @@ def test_axes_of_size_1_do_not_matter() -> None:
 
 
 def test_a_dim_that_is_free_is_planned() -> None:
-    free = mw.parallelize(
-        to(NamedSharding(mesh(data=4), P(FREE, None))), method=mw.IntraOp((4,)), cluster=CLUSTER
-    )
-    assert all(layout.endswith(" R") for layout in layouts(free))
+    """The plan takes the faster of the layouts that the constraint leaves free."""
+
+    def planned(first: object) -> Any:
+        where = NamedSharding(mesh(data=4), P(first, None))
+        return mw.parallelize(to(where), method=mw.IntraOp((4,)), cluster=CLUSTER)
+
+    seconds = [planned(first).plan(STATE, X).step_time_s for first in (FREE, None, "data")]
+    assert seconds[0] == pytest.approx(min(seconds[1:]), rel=1e-9)
+    assert seconds[1] != pytest.approx(seconds[2], rel=1e-3)
+    assert all(layout.endswith(" R") for layout in layouts(planned(FREE)))
 
 
 def test_specs_of_the_mesh_that_is_set() -> None:

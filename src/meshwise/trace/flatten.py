@@ -34,7 +34,7 @@ from meshwise.rules.callbacks import TOKEN, WITH_EFFECT, HostCall, host_call_p
 from meshwise.rules.identity import constraint_p
 from meshwise.rules.kernel import ForeignRule, foreign_kernel, kernel_p
 from meshwise.rules.primitive import Equation, rebind
-from meshwise.trace.library_primitives import implementation
+from meshwise.trace.foreign_primitives import implementation
 from meshwise.trace.program import Node, Program
 from meshwise.trace.row_loops import with_one_predicate
 from meshwise.trace.structured import only_branch, solver_of, structured
