@@ -56,7 +56,7 @@ def await_file(path: Path) -> None:
 
 def test_once_all_is_compiled_no_process_is_started(folder: Folder, tmp_path: Path) -> None:
     for patience_s in (0.5, 5.0, 50.0):
-        with compiling_behind(kernels("part")):
+        with compiling_behind(kernels("part"), 0.0):
             await_file(tmp_path / "done")
             # The process has to end, too.
             time.sleep(patience_s)
@@ -64,7 +64,7 @@ def test_once_all_is_compiled_no_process_is_started(folder: Folder, tmp_path: Pa
         if folder.complete:
             break
     assert folder.complete == {"late"}
-    with compiling_behind(kernels("part")):
+    with compiling_behind(kernels("part"), 0.0):
         time.sleep(0.5)
     assert not (tmp_path / "done").exists()
 
@@ -81,7 +81,7 @@ background.usable_cores = lambda: 2
 background.has_all_kernels = lambda _: False
 background.note_all_kernels = print
 try:
-    with background.compiling_behind(kernels("endless")):
+    with background.compiling_behind(kernels("endless"), 0.0):
         await_file(Path({str(tmp_path / "done")!r}))
         raise KeyError
 except KeyError:
@@ -102,7 +102,15 @@ def test_one_core_compiles_what_it_calls(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "usable_cores", lambda: 1)
-    with compiling_behind(kernels("part")):
+    with compiling_behind(kernels("part"), 0.0):
         time.sleep(0.5)
+    assert not (tmp_path / "done").exists()
+    assert not folder.complete
+
+
+def test_a_block_that_ends_soon_starts_no_process(folder: Folder, tmp_path: Path) -> None:
+    with compiling_behind(kernels("part"), 0.5):
+        pass
+    time.sleep(1.0)
     assert not (tmp_path / "done").exists()
     assert not folder.complete

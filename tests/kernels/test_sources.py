@@ -64,7 +64,7 @@ def test_after_a_source_has_changed_nothing_is_kept(tmp_path: Path) -> None:
 def _marked(tree: ast.Module) -> Iterator[ast.FunctionDef]:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and any(
-            isinstance(mark, ast.Name) and mark.id in ("kernel", "part")
+            isinstance(mark, ast.Name) and mark.id in ("kernel", "light_kernel", "part")
             for mark in node.decorator_list
         ):
             yield node

@@ -22,7 +22,7 @@ from meshwise.assignment.reductions.arrays import (
     least_in,
 )
 from meshwise.kernels.arrays import Bools, Floats, Ints
-from meshwise.kernels.compiler import NONE, ONE, kernel, part
+from meshwise.kernels.compiler import NONE, ONE, light_kernel, part
 
 
 class Network(NamedTuple):
@@ -84,7 +84,7 @@ def starts(counts: Ints | Bools) -> Ints:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int64)
 
 
-@kernel
+@light_kernel
 def _copied_matrices(
     chosen: Ints, flip: Bools, first: Ints, nodes: Nodes, edges: Edges, buffers: ReductionBuffers
 ) -> Floats:
@@ -130,7 +130,7 @@ def _cuts(i: int, row_of: Ints, nodes: Nodes, items: Items, cuts: Ints) -> int:
     return count
 
 
-@kernel
+@light_kernel
 def _pieces(
     alive: Ints,
     row_of: Ints,

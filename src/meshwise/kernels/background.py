@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from meshwise.kernels.compiler import every_kernel_compiled
 from meshwise.kernels.folder import has_all_kernels, kernel_folder, note_all_kernels
 from meshwise.system.cores import usable_cores
 
@@ -24,8 +25,8 @@ def end_with_parent():
         pass
     os._exit(1)
 threading.Thread(target=end_with_parent, daemon=True).start()
-from {module} import {part}
-{part}()
+from meshwise.kernels.background import compile_part
+compile_part("{module}", "{part}")
 """
 _NOTICE = "compiling the solver's kernels, {often}: less than a minute"
 _NO_FOLDER = "as no folder for them can be written (XDG_CACHE_HOME), each time"
@@ -52,10 +53,15 @@ class KernelSet:
 
     def compile(self) -> None:
         """Compile here what is not yet kept."""
-        module = importlib.import_module(self.module)
         for part in self.parts:
-            getattr(module, part)()
+            compile_part(self.module, part)
         note_all_kernels(self.package)
+
+
+def compile_part(module: str, part: str) -> None:
+    """Call a function of a module so that every kernel that it needs is compiled."""
+    with every_kernel_compiled():
+        getattr(importlib.import_module(module), part)()
 
 
 class _Compilation:
@@ -126,28 +132,37 @@ def compiling(
 
 
 @contextmanager
-def compiling_behind(kernels: KernelSet) -> Generator[None]:
+def compiling_behind(kernels: KernelSet, patience_s: float = 3.0) -> Generator[None]:
     """Compile kernels in processes that nobody waits for; none lives longer than the block.
 
+    A block that ends soon starts none: small problems need no kernels (`light_kernel`).
     What is called before it is there is compiled in this process too.
 
     Args:
         kernels: The kernels that will be needed late in the block.
+        patience_s: Seconds after which they are started.
     """
     has_place = usable_cores() > 1 and bool(sys.executable) and kernel_folder() is not None
     if not has_place or kernels.is_complete:
         yield
         return
-    processes = [_process(kernels.module, part) for part in kernels.parts]
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        processes.extend(_process(kernels.module, part) for part in kernels.parts)
+
+    patience = threading.Timer(patience_s, start)
+    patience.start()
     try:
         yield
     finally:
-        is_done = all(process.poll() == 0 for process in processes)
+        patience.cancel()
+        patience.join()
+        if processes and all(process.poll() == 0 for process in processes):
+            note_all_kernels(kernels.package)
         for process in processes:
             process.kill()
             process.communicate()
-        if is_done:
-            note_all_kernels(kernels.package)
 
 
 def _process(module: str, part: str) -> subprocess.Popen[bytes]:

@@ -11,7 +11,7 @@ from meshwise.assignment.bounds.messages import Messages, collect, pass_on
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF, least_in
 from meshwise.kernels.arrays import Bools, Floats, Ints
-from meshwise.kernels.compiler import FORWARD, ONE, kernel
+from meshwise.kernels.compiler import FORWARD, ONE, kernel, light_kernel
 
 # Integers of this size leave room for a sum of some terms.
 _BITS = 58
@@ -21,7 +21,7 @@ _FINEST, _FINEST_PRICES = 20, 50
 _APART = 16
 
 
-@kernel
+@light_kernel
 def _raise_bounds(net: Network, held: Messages, above: Floats) -> None:
     """Note, in a forward sweep, by how much each choice raises the bound at least."""
     for i in range(net.size.size):

@@ -18,7 +18,7 @@ from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import INF, least_in
 from meshwise.assignment.search.room import is_allowed, room_of, take
 from meshwise.kernels.arrays import Flag, Floats, Ints
-from meshwise.kernels.compiler import NONE, ONE, kernel, part
+from meshwise.kernels.compiler import NONE, ONE, light_kernel, part
 
 
 class Messages(NamedTuple):
@@ -167,7 +167,7 @@ def pass_on(forward: bool, i: int, net: Network, held: Messages) -> None:
         held.node[s] *= rest
 
 
-@kernel
+@light_kernel
 def sweep(forward: bool, net: Network, held: Messages) -> float:
     """Pass value along the nodes once; returns the bound that results, without the constant."""
     bound = 0.0
@@ -181,7 +181,7 @@ def sweep(forward: bool, net: Network, held: Messages) -> float:
     return bound
 
 
-@kernel
+@light_kernel
 def add_prices(change: Floats, net: Network, held: Messages) -> None:
     """Raise the price of a byte in each row by `change`."""
     until = np.zeros(change.size + 1)
@@ -234,7 +234,7 @@ def least_after(net: Network, node: Floats, at_u: Floats, at_v: Floats) -> Float
     return least
 
 
-@kernel
+@light_kernel
 def follow(net: Network, held: Messages, choice: Ints) -> None:
     """Choose node by node what is best given the earlier choices; after a backward sweep."""
     for i in range(net.size.size):
@@ -249,7 +249,7 @@ def follow(net: Network, held: Messages, choice: Ints) -> None:
         choice[i] = best
 
 
-@kernel
+@part
 def follow_within(net: Network, held: Messages, choice: Ints) -> bool:
     """Do the same as `follow` within all rows; return whether there was a way."""
     room = room_of(net.capacity)
@@ -268,7 +268,7 @@ def follow_within(net: Network, held: Messages, choice: Ints) -> bool:
     return True
 
 
-@kernel
+@light_kernel
 def cost_of(net: Network, choice: Ints) -> float:
     """Return cost of a choice of the network, with the constant."""
     total = net.constant
@@ -281,7 +281,7 @@ def cost_of(net: Network, choice: Ints) -> float:
     return float(total)
 
 
-@kernel
+@light_kernel
 def room_left(net: Network, choice: Ints) -> Ints:
     """Return bytes that a choice leaves in each row; negative where it does not fit."""
     change = np.zeros(net.capacity.size + 1, np.int64)

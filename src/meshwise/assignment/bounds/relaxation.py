@@ -15,7 +15,7 @@ from meshwise.assignment.bounds.exact_bound import choices_within
 from meshwise.assignment.bounds.messages import Messages, cost_of, follow, no_messages, sweep
 from meshwise.assignment.network import Network
 from meshwise.assignment.search.descent import improve_in_place
-from meshwise.kernels.compiler import BACKWARD, FORWARD, kernel
+from meshwise.kernels.compiler import BACKWARD, FORWARD, light_kernel
 
 Integers = NDArray[np.int64]
 
@@ -97,7 +97,7 @@ def relax(
     )
 
 
-@kernel
+@light_kernel
 def _raise(
     number: int, passes: int, bound: float, cost: float, network: Network, held: Messages
 ) -> tuple[int, float, bool, bool]:
@@ -127,7 +127,7 @@ def _raise(
     return passes, bound, False, False
 
 
-@kernel
+@light_kernel
 def _settle(network: Network, messages: Messages, passes: int) -> float:
     bound = -np.inf
     for _ in range(passes):

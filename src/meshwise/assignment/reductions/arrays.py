@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwise.kernels.arrays import Bools, Flag, Floats, Ints, Ints32
-from meshwise.kernels.compiler import NONE, kernel, part
+from meshwise.kernels.compiler import NONE, light_kernel, part
 
 INF = np.inf
 _Element = TypeVar("_Element", bound=np.generic)
@@ -190,7 +190,7 @@ def link(half: int, i: int, nodes: Nodes, edges: Edges) -> None:
     nodes.first_half[i] = half
 
 
-@kernel
+@light_kernel
 def link_all(nodes: Nodes, edges: Edges) -> None:
     """Hang every edge on its nodes."""
     for e in range(edges.u.size):

@@ -29,7 +29,7 @@ from meshwise.assignment.reductions.arrays import (
     with_room,
 )
 from meshwise.kernels.arrays import Floats, Ints
-from meshwise.kernels.compiler import NONE, ONE, kernel, part
+from meshwise.kernels.compiler import NONE, ONE, light_kernel, part
 
 # Records of the log: (kind, node, neighbours..., choices).
 ALONE, OF_ONE, OF_TWO = range(3)
@@ -49,7 +49,7 @@ def _entry(
     return float(buffers.matrices[edges.start[e] + t * width + s])
 
 
-@kernel
+@light_kernel
 def merge_parallel(
     nodes: Nodes, edges: Edges, buffers: ReductionBuffers, work: ReductionWork
 ) -> None:

@@ -46,7 +46,7 @@ from meshwise.assignment.reductions.folding import (
 )
 from meshwise.assignment.reductions.rows import binding_times, trim_items
 from meshwise.kernels.arrays import Bools, Flag, Floats, Ints, Ints32
-from meshwise.kernels.compiler import kernel, part
+from meshwise.kernels.compiler import light_kernel, part
 
 # Larger tests of dominance cost more than they save.
 _DOMINANCE_CELLS = 1 << 27
@@ -117,7 +117,7 @@ def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
     return count * nodes.size[i] ** 2
 
 
-@kernel
+@light_kernel
 def _run(
     nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
 ) -> ReductionBuffers:
@@ -213,7 +213,7 @@ def expanded(chain: Sequence[Reduction], choice: Ints) -> Ints:
     return choice
 
 
-@kernel
+@light_kernel
 def _replay(log: Ints32, sizes: Ints, full: Ints) -> None:
     """Read the log backwards; `full` holds what is known."""
     starts = np.empty(sizes.size + 1, np.int64)
@@ -240,7 +240,7 @@ def _replay(log: Ints32, sizes: Ints, full: Ints) -> None:
             full[node] = log[top + 4 + full[u] * sizes[w] + full[w]]
 
 
-@kernel
+@light_kernel
 def _queue_all(nodes: Nodes, work: ReductionWork) -> None:
     work.counters[NUM_QUEUED] = 0
     for i in range(nodes.size.size):

@@ -12,7 +12,7 @@ from meshwise.assignment.reductions.arrays import (
     ReductionWork,
 )
 from meshwise.kernels.arrays import Bools, Ints
-from meshwise.kernels.compiler import kernel, part
+from meshwise.kernels.compiler import light_kernel, part
 
 
 @part
@@ -40,7 +40,7 @@ def _loads(
     return most, begin, end
 
 
-@kernel
+@light_kernel
 def binding_times(
     nodes: Nodes, items: Items, buffers: ReductionBuffers, work: ReductionWork, limit: int
 ) -> Bools:
@@ -67,7 +67,7 @@ def binding_times(
     return binding
 
 
-@kernel
+@light_kernel
 def trim_items(nodes: Nodes, items: Items, binding: Bools) -> int:
     """Cut items to the binding times that they cover; how many cover none and went."""
     num_times = binding.size

@@ -9,7 +9,7 @@ import numpy as np
 from meshwise.assignment.network import Network
 from meshwise.assignment.problem import Problem
 from meshwise.kernels.arrays import Bools, Floats, Ints
-from meshwise.kernels.compiler import kernel, part
+from meshwise.kernels.compiler import kernel, light_kernel, part
 
 
 class NodeRows(NamedTuple):
@@ -119,7 +119,7 @@ def _cost_at(i: int, without: int, net: Network, choice: Ints, total: Floats) ->
                 total[s] += net.matrices[column + s * others]
 
 
-@kernel
+@light_kernel
 def descend(sweeps: int, net: Network, scratch: Floats, choice: Ints) -> None:
     """Take the best choice node by node until nothing changes; rows are not looked at.
 

@@ -9,7 +9,7 @@ import numpy as np
 from meshwise.assignment.network import Network
 from meshwise.assignment.reductions.arrays import least_in
 from meshwise.kernels.arrays import Ints
-from meshwise.kernels.compiler import kernel, part
+from meshwise.kernels.compiler import light_kernel, part
 
 # Rows in one block.
 _BLOCK = 64
@@ -39,7 +39,7 @@ class Placed(NamedTuple):
     room: Room
 
 
-@kernel
+@light_kernel
 def room_of(rows: Ints) -> Room:
     """Return room with its blocks, from bytes left in each row."""
     room = Room(rows.copy(), np.empty((rows.size + _BLOCK - 1) // _BLOCK, np.int64))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from meshwise.kernels.arrays import Bools, Floats, Ints
-from meshwise.kernels.compiler import kernel
+from meshwise.kernels.compiler import light_kernel
 
 
-@kernel
+@light_kernel
 def most_that_fit(
     resident: Floats,
     held: Floats,
@@ -46,7 +46,7 @@ def most_that_fit(
     return most
 
 
-@kernel
+@light_kernel
 def dominated(
     microbatch_s: Floats,
     fill_s: Floats,

@@ -16,7 +16,7 @@ from meshwise.inter.stages.kernels.stage_arrays import (
     Options,
 )
 from meshwise.kernels.arrays import Bools, Floats, Ints
-from meshwise.kernels.compiler import kernel, part
+from meshwise.kernels.compiler import light_kernel, part
 
 _INF = np.inf
 _LARGE = 1e300
@@ -36,7 +36,7 @@ def _load(t: float, fill: float, passed: float, options: Options) -> float:
     return options.more_batches * slot + (t - fill)
 
 
-@kernel
+@light_kernel
 def least_fill_of_groups(
     options: Options, most_load: float, most_once: float
 ) -> tuple[Floats, Ints]:
@@ -108,7 +108,7 @@ def _relax_at(
             row[p] = value if value < row[p] else row[p]
 
 
-@kernel
+@light_kernel
 def cost_to_end(options: Options, cost: Floats, devices: Devices) -> Floats:
     """Least cost of the layers from k on, on the devices from p on, with costs of groups.
 
@@ -150,7 +150,7 @@ def cost_to_end(options: Options, cost: Floats, devices: Devices) -> Floats:
     return least
 
 
-@kernel
+@light_kernel
 def stages_of_bound(options: Options, cost: Floats, to_end: Floats, devices: Devices) -> int:
     """How many stages the way has that `cost_to_end` found from the first layer and device."""
     num_layers = len(options.first_group) - 1
@@ -446,7 +446,7 @@ def _take_over(
             _offer(labels.value[label], labels.number[label], options, found)
 
 
-@kernel
+@light_kernel
 def cheapest_stages(
     options: Options,
     devices: Devices,
