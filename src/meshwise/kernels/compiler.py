@@ -40,7 +40,6 @@ _FOLDER_LOCK = threading.Lock()
 class _Dispatcher(Protocol):
     """What Numba makes of a function."""
 
-    signatures: list[object]
     compile: Callable[[object], object]
 
     def enable_caching(self) -> None: ...
@@ -71,12 +70,11 @@ class _Interpreter:
 
     def takes(self, arguments: tuple[object, ...], function: Callable[..., object]) -> bool:
         """Return whether Python shall run a call; once it shall not, it shall never again."""
-        if _COMPILE_ALL.get():
-            return False
-        if not self.is_over:
-            is_first = not self.element_s
-            expected_s = _elements(arguments) * (_ELEMENT_S if is_first else self.element_s)
-            self.is_over = expected_s > self.left_s or (is_first and _is_kept(function))
+        is_first = not self.element_s
+        expected_s = _elements(arguments) * (_ELEMENT_S if is_first else self.element_s)
+        self.is_over = (
+            _COMPILE_ALL.get() or expected_s > self.left_s or (is_first and _is_kept(function))
+        )
         return not self.is_over
 
     def note(self, arguments: tuple[object, ...], spent_s: float) -> None:
@@ -132,12 +130,11 @@ def light_kernel(function: Callable[_Arguments, _Result]) -> Callable[_Arguments
         The function; kernels may call it too.
     """
     compiled = kernel(function)
-    dispatcher = cast("_Dispatcher", compiled)
     interpreter = _Interpreter()
 
     @wraps(function)
     def chosen(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
-        if dispatcher.signatures or not interpreter.takes(arguments, function):
+        if interpreter.is_over or not interpreter.takes(arguments, function):
             return compiled(*arguments, **named)
         start = time.thread_time()
         with np.errstate(all="ignore"):  # machine code does not warn either
