@@ -73,8 +73,8 @@ Examples:
 \b
   meshwise train --step my_module:make --stages 2 --html plan.html
       A step of your own, in all that is above. `make()` returns `(step, state, batch)`:
-      `step(state, batch)` returns the new state and the loss, or {"loss": loss, ...}; `state(key)`
-      makes the first state (or its arrays, in place of a function); `batch(number)` returns the
+      `step(state, batch)` returns the new state and the loss, or {"loss": loss, ...};
+      `state(key)` makes the first state, or `state` is its arrays; `batch(number)` returns the
       whole batch of a step, counted from 0, so that a run that is resumed goes on with the same.
 \b
   meshwise calibrate --out profile.json && meshwise train --fresh --cluster profile.json
@@ -264,11 +264,9 @@ def train(  # The options above say what the arguments are.
     against what happened, and a text that the model wrote.
     """
     files = {"--trace": trace_file, "--html": html_file}
-    own = settings["step"]
-    if own is not None:
+    folder = out or _folder_of(settings["step"])
+    if settings["step"] is not None:
         _check_own(ctx)
-    if out is None:
-        out = Path("runs", "gpt" if own is None else Path(own.rpartition(":")[0]).stem)
     _check_stages(settings, has_trace=trace_file is not None)
     _check_dropout(settings)
     for file in files.values():
@@ -294,9 +292,9 @@ def train(  # The options above say what the arguments are.
         memory_bytes=memory,
         learning_rate=lr,
         measure=measure,
-        fresh=not (resume or is_begun(out, start)),
+        fresh=not (resume or is_begun(folder, start)),
         start=start,
-        out=out,
+        out=folder,
         **settings,
     )
     view = TrainView(
@@ -351,6 +349,14 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
         sys.exit(flag.exit_code)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _folder_of(step: str | None) -> Path:
+    """Return the folder of a run for which none is named: after the module or file of its step."""
+    if step is None:
+        return Path("runs", "gpt")
+    place = Path(step.partition(":")[0].removesuffix(".py"))
+    return Path("runs", place.name.rpartition(".")[2])
 
 
 def _check_own(ctx: click.Context) -> None:

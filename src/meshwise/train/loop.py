@@ -284,8 +284,8 @@ def run_training(
             step that failed and took the state along.
     """
     started = time.perf_counter()
-    _check_folder(options.out)
     training = (text_training if options.step is None else own_training)(options)
+    _check_folder(options.out)
     listener.on_start(options, training)
     kept = kept_plan(options, job)
     step = build(training.step, kept)

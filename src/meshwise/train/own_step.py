@@ -136,7 +136,8 @@ def own_training(options: TrainOptions) -> Training:
         amount=f"{rows:,} rows",
         step=made.step,
         create=create if is_created else _unchanged,
-        seed=jax.random.key(options.seed) if is_created else made.state,
+        # From the host, since arrays that are bound to a device go to no other.
+        seed=jax.random.key(options.seed) if is_created else jax.device_get(made.state),
         batch=made.batch,
         loss=loss_in,
         shapes=(state, batch),
@@ -169,21 +170,27 @@ def _module(name: str, place: str) -> ModuleType:
     Raises:
         TraceError: there is none.
     """
-    if not place.endswith(".py"):
-        sys.path.insert(0, "")
-        try:
-            return importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-                raise _wrong(name, f"{place} imports {error.name}, which is not there") from error
+    path = Path(place).absolute()
+    if place.endswith(".py") and not path.is_file():
+        raise _wrong(name, f"there is no file {path}")
+    try:
+        return _of_file(path) if place.endswith(".py") else _of_name(place)
+    except ModuleNotFoundError as error:
+        if f"{place}.".startswith(f"{error.name}."):
             raise _wrong(
                 name,
                 f"there is no module {error.name!r} in {Path.cwd()} or installed; a file is named "
                 "by its path, as folder/file.py:make",
             ) from error
-    path = Path(place).absolute()
-    if not path.is_file():
-        raise _wrong(name, f"there is no file {path}")
+        raise _wrong(name, f"{place} imports {error.name}, which is not there") from error
+
+
+def _of_name(place: str) -> ModuleType:
+    sys.path.insert(0, "")
+    return importlib.import_module(place)
+
+
+def _of_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
