@@ -43,7 +43,7 @@ from meshwise.train.training import Training
 from meshwise.units import bytes_text, flop_text, seconds_text
 
 # The number of a layer in a name, as in "params/block_3/up".
-_NUMBER = re.compile(r"(?:(?<=[_/])|^)\d+(?=/)")
+_NUMBER = re.compile(r"(?<=[_/])\d+(?=/)")
 
 
 class TrainView:
