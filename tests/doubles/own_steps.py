@@ -110,6 +110,14 @@ def one_batch() -> Any:
     return step, create, batch(0)
 
 
+def batch_of_text() -> Any:
+    return step, create, (lambda number: {"x": "a text"})
+
+
+def no_state() -> Any:
+    return (lambda state, batch: (state, jnp.float32(0))), {}, batch
+
+
 def only_state() -> Any:
     return (lambda state, batch: state), create, batch
 

@@ -145,6 +145,7 @@ def test_the_seed_makes_the_first_state(options: TrainOptions) -> None:
         ("state_of_none", "that makes the state must be a function that takes (key), and is ()"),
         ("shapes", "state['opt'][0].count is only a shape; to train, give arrays, or a function"),
         ("one_batch", "its batch must be a function of the number of the step, so that a run that"),
+        ("no_state", "its state holds no array, so there is nothing to train"),
         ("only_state", "the step must return (state, loss), and returns dict; more than the loss"),
         ("three_results", "the step must return (state, loss), and returns tuple of 3"),
         ("other_dtype", "state['opt'][0].count is int32[] before, bfloat16[] after"),
@@ -161,6 +162,12 @@ def test_what_cannot_be_trained_is_refused(options: TrainOptions, name: str, mes
     with pytest.raises(TraceError, match=re.escape(message)) as caught:
         run_training(replace(options, step=step), JitStep, Recorder())
     assert str(caught.value).startswith(f"--step {step}: ")
+
+
+def test_a_batch_that_is_no_array_is_refused(options: TrainOptions) -> None:
+    told = r"a leaf of the batch of type str is not an array \('a text'\); .* or make it an array"
+    with pytest.raises(TraceError, match=told):
+        own_training(replace(options, step="doubles.own_steps:batch_of_text"))
 
 
 def test_a_file_and_what_lies_beside_it_are_imported(

@@ -14,6 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.errors import TraceError
 from meshwise.jax_compat.jaxprs import PyTree
+from meshwise.trace.step import abstract
 from meshwise.train.options import TrainOptions
 from meshwise.train.training import Training
 from meshwise.units import bytes_text
@@ -44,14 +46,21 @@ class MadeStep(NamedTuple):
     batch: PyTree
 
     def shapes(self) -> tuple[PyTree, PyTree]:
-        """Return shapes of the state and of the batch of the first step."""
-        batch = self.batch(0) if is_function(self.batch) else self.batch
-        if is_function(self.state):
+        """Return shapes of the state and of the batch of the first step.
+
+        Raises:
+            TraceError: they do not consist of arrays.
+        """
+        state, batch = self.state, self.batch
+        if is_function(state):
             # Traced, so that no device makes a key.
             state = jax.eval_shape(lambda: self.state(jax.random.key(0)))
-        else:
-            state = jax.eval_shape(_unchanged, self.state)
-        return state, jax.eval_shape(_unchanged, batch)
+        if is_function(batch):
+            batch = batch(0)
+        return (
+            jax.tree.map(partial(abstract, where="a leaf of the state"), state),
+            jax.tree.map(partial(abstract, where="a leaf of the batch"), batch),
+        )
 
 
 def is_function(value: PyTree) -> bool:
@@ -128,6 +137,8 @@ def own_training(options: TrainOptions) -> Training:
         return jax.tree.unflatten(tree, jax.tree.leaves(made.state(key)))
 
     is_created = is_function(made.state)
+    if not jax.tree.leaves(state):
+        raise _wrong(name, "its state holds no array, so there is nothing to train")
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)]
     rows = next((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), 1)
     return Training(

@@ -7,6 +7,7 @@ from functools import partial
 import jax
 
 from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.trace.step import abstract
 from meshwise.train.corpus import load_corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import num_parameters, state_creator, train_step_of
@@ -41,7 +42,7 @@ def text_training(options: TrainOptions) -> Training:
         seed=key,
         batch=batch,
         loss=lambda result: result,
-        shapes=(state, jax.eval_shape(lambda rows: rows, batch(0))),
+        shapes=(state, jax.tree.map(abstract, batch(0))),
         num_units=options.batch * options.seq,
         unit="tokens",
         identity={**options.identity(), "text": corpus.fingerprint},
