@@ -169,6 +169,61 @@ def test_a_cluster_by_name_or_file_reaches_the_planner(
     assert "no host 'dgx-a99' in the catalog" in refused.stderr
 
 
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(train_module, "step_builder", lambda options: JitStep)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: str) -> Result:
+        step = ["--step", "doubles.own_steps:made"]
+        return CliRunner().invoke(main, ["train", *step, "--steps", "2", *args])
+
+    return call
+
+
+def test_a_step_of_ones_own_is_shown_without_what_is_of_text(own: Any, tmp_path: Path) -> None:
+    result = own("--html", "plan.html")
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.output.split())
+    parts = (
+        "doubles.own_steps:made a state of 3 KiB in 13 arrays", "16 rows a step",
+        "state on one device", "opt/*/mu/0", "done after 2 steps", "rows/s",
+        "checkpoint: runs/own_steps/checkpoints/2",
+    )  # fmt: skip
+    for part in parts:
+        assert part in shown
+    for part in ("held-out", "tokens", "sample", "moments", "parameter"):
+        assert part not in shown
+    assert (tmp_path / "plan.html").is_file()
+    assert "resumed from the checkpoint of step 2" in own("--steps", "3").output
+
+
+def test_a_step_of_ones_own_that_cannot_be_trained_is_told_in_one_line(own: Any) -> None:
+    result = own("--step", "doubles.own_steps:two")
+    assert result.exit_code == 1
+    assert "Error: --step doubles.own_steps:two: it must return (step, state," in result.output
+    assert "Traceback" not in result.output
+    assert "planning" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (["--model", "tiny"], "--model is"),
+        (["--text", "."], "--text is"),
+        (["--lr", "0.1", "--seq", "8", "--batch", "8"], "--seq, --batch, --lr are"),
+        (["--dropout", "0.1", "--eval-every", "5"], "--dropout, --eval-every are"),
+    ],
+)
+def test_options_of_models_do_not_go_with_a_step_of_ones_own(
+    own: Any, args: list[str], names: str
+) -> None:
+    result = own(*args)
+    assert result.exit_code == 2
+    told = f"--step brings its own model, data and optimizer: {names} for models by name; leave"
+    assert told in " ".join(result.output.split())
+
+
 def test_json_is_alone_on_standard_output(run: Any) -> None:
     result = run("--json")
     summary = json.loads(result.stdout)
@@ -360,7 +415,7 @@ def test_values_reach_the_options(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
 def test_help_teaches_each_choice() -> None:
     text = CliRunner().invoke(main, ["train", "--help"]).output
     for part in ("--text", "--model", "--mesh", "--method", "--microbatches", "--stages",
-                 "--schedule", "Examples:",
+                 "--schedule", "--step", "Examples:", "`make()` returns `(step, state, batch)`",
                  "meshwise train --fresh --mesh 2x4 --method megatron:2x4"):  # fmt: skip
         assert part in text
     assert max(map(len, text.splitlines())) <= 100

@@ -23,7 +23,7 @@ PAGES = sorted(
 # Pages that take longer than a few seconds, and those that need a compiler or many processes.
 SLOW = {
     f"docs/tutorials/{name}.md"
-    for name in ("from_maxtext", "hosts", "sixty_four_gpus", "verify", "what_if")
+    for name in ("from_maxtext", "hosts", "sixty_four_gpus", "train", "verify", "what_if")
 }
 # Their Python blocks are parts of programs of many processes: `docs/tutorials/hosts.md` has a whole
 # one, and `tests/hosts` runs what each part does.

@@ -129,8 +129,8 @@ class JitStep:
 class Recorder:
     events: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def on_start(self, options: Any, corpus: Any, num_params: int) -> None:
-        self.events.append(("start", num_params))
+    def on_start(self, options: Any, training: Any) -> None:
+        self.events.append(("start", training.name))
 
     def on_plan(self, plan: Any, state: Any, plan_s: float) -> None:
         self.events.append(("plan", plan))

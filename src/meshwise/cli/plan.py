@@ -65,7 +65,8 @@ Examples:
 \b
   meshwise plan --step my_module:make --cluster cluster.toml --json
       A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
-      are arrays or jax.ShapeDtypeStructs and the batch is the first dim of each leaf of `batch`.
+      are arrays or jax.ShapeDtypeStructs and the batch is the first dim of each leaf of `batch`;
+      or functions that make them, as `meshwise train --step` takes them. Also as file.py:make.
 \b
   meshwise plan --model gpt-2.6b --cluster "2x dgx-a100" --pin stages=0-31,32-63 --pin mesh.0=2x4 \\
       --pin remat=full --pin microbatches=16 --pin "0/**/up/kernel=P(-, x)"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
+from meshwise.errors import TraceError
 from meshwise.jax_compat.jaxprs import PyTree
 
 if TYPE_CHECKING:
@@ -92,15 +91,10 @@ def _field(config: Config, change: str) -> tuple[str, object]:
 
 
 def _own(step: str) -> Step:
-    module, separator, name = step.partition(":")
-    if not separator:
-        raise click.UsageError(f"--step {step!r}: write it as my_module:make")
-    sys.path.insert(0, "")
+    from meshwise.train.own_step import made_step
+
     try:
-        make = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"--step {step}: {error}") from error
-    made = make()
-    if not isinstance(made, tuple) or len(made) != 3:
-        raise click.UsageError(f"--step {step}: it must return (train_step, state, batch)")
-    return made
+        made = made_step(step)
+    except TraceError as error:
+        raise click.UsageError(str(error)) from error
+    return made.step, *made.shapes()

@@ -71,6 +71,12 @@ Examples:
   meshwise train --fresh --memory 20MiB --microbatches auto --dump-plan
       As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
 \b
+  meshwise train --step my_module:make --stages 2 --html plan.html
+      A step of your own, in all that is above. `make()` returns `(step, state, batch)`:
+      `step(state, batch)` returns the new state and the loss, or {"loss": loss, ...};
+      `state(key)` makes the first state, or `state` is its arrays; `batch(number)` returns the
+      whole batch of a step, counted from 0, so that a run that is resumed goes on with the same.
+\b
   meshwise calibrate --out profile.json && meshwise train --fresh --cluster profile.json
       Plan with the speed of this machine in place of built-in numbers.
 \b
@@ -79,6 +85,8 @@ Examples:
 """
 
 
+# Options that say nothing of a step of the user's own.
+_OF_MODELS = ("text", "model", "seq", "batch", "lr", "dropout", "eval_every")
 # Of a user, of a scheduler that takes the machine away, and of one that says so beforehand.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -89,6 +97,12 @@ def _option(*names: str, **settings: Any) -> Any:
 
 @click.command(cls=ArgumentsKept, epilog=EXAMPLES)
 @click.pass_context
+@click.option(
+    "--step",
+    metavar="MODULE:NAME",
+    help="Train a step of your own, see the examples: a function of a module, or of a file as "
+    "train.py:make. Default: a model on text.",
+)
 @_option(
     "--text",
     type=click.Path(exists=True, path_type=Path),
@@ -191,8 +205,7 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    default=Path("runs/gpt"),
-    help="Folder for checkpoints and summary.",
+    help="Folder for checkpoints and summary. Default: runs/gpt, or runs/MODULE with --step.",
 )
 @click.option(
     "--resume/--fresh",
@@ -236,7 +249,7 @@ def train(  # The options above say what the arguments are.
     max_restarts: int,
     ray: bool,
     memory: int | None,
-    out: Path,
+    out: Path | None,
     lr: float,
     resume: bool,
     dump_plan: bool,
@@ -245,12 +258,15 @@ def train(  # The options above say what the arguments are.
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Train a GPT or a Llama on bytes, through a plan that Meshwise finds.
+    """Train a GPT or a Llama on bytes, or a step of your own, through a plan that Meshwise finds.
 
     Shows the plan, the loss, the loss on held-out files, and at the end what the plan predicted
     against what happened, and a text that the model wrote.
     """
     files = {"--trace": trace_file, "--html": html_file}
+    folder = out or _folder_of(settings["step"])
+    if settings["step"] is not None:
+        _check_own(ctx)
     _check_stages(settings, has_trace=trace_file is not None)
     _check_dropout(settings)
     for file in files.values():
@@ -276,9 +292,9 @@ def train(  # The options above say what the arguments are.
         memory_bytes=memory,
         learning_rate=lr,
         measure=measure,
-        fresh=not (resume or is_begun(out, start)),
+        fresh=not (resume or is_begun(folder, start)),
         start=start,
-        out=out,
+        out=folder,
         **settings,
     )
     view = TrainView(
@@ -333,6 +349,33 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
         sys.exit(flag.exit_code)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _folder_of(step: str | None) -> Path:
+    """Return the folder of a run for which none is named: after the module or file of its step."""
+    if step is None:
+        return Path("runs", "gpt")
+    place = Path(step.partition(":")[0].removesuffix(".py"))
+    return Path("runs", place.name.rpartition(".")[2])
+
+
+def _check_own(ctx: click.Context) -> None:
+    """Refuse options of the models with a step of the user's own.
+
+    Raises:
+        click.UsageError: naming the options.
+    """
+    given = [
+        option.opts[0]
+        for option in ctx.command.params
+        if option.name in _OF_MODELS
+        and ctx.get_parameter_source(option.name) is not click.core.ParameterSource.DEFAULT
+    ]
+    if given:
+        raise click.UsageError(
+            f"--step brings its own model, data and optimizer: {', '.join(given)} "
+            f"{'is' if len(given) == 1 else 'are'} for models by name; leave one or the other out"
+        )
 
 
 def _check_dropout(settings: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
-from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
@@ -35,12 +35,15 @@ from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
-from meshwise.train.corpus import Corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.sample import Sample
 from meshwise.train.step import TrainState
 from meshwise.train.summary import TrainSummary
+from meshwise.train.training import Training
 from meshwise.units import bytes_text, flop_text, seconds_text
+
+# The number of a layer in a name, as in "params/block_3/up".
+_NUMBER = re.compile(r"(?<=[_/])\d+(?=/)")
 
 
 class TrainView:
@@ -71,12 +74,13 @@ class TrainView:
         self._unwritten: list[str] = []
         self._plan: Plan | None = None
         self._options: TrainOptions | None = None
+        self._training: Training | None = None
         self._progress = Progress(
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TextColumn("loss {task.fields[loss]:.3f}"),
-            TextColumn("{task.fields[rate]:,.0f} tokens/s"),
+            TextColumn("{task.fields[rate]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
@@ -113,24 +117,19 @@ class TrainView:
         """A line above the progress bar."""
         self._console.print(f"[dim]{text}")
 
-    def on_start(self, options: TrainOptions, corpus: Corpus, num_params: int) -> None:
+    def on_start(self, options: TrainOptions, training: Training) -> None:
         """Say what is trained on what."""
-        self._options = options
+        self._options, self._training = options, training
         devices = jax.devices()
-        name = f"GPT {options.model}" if options.model in gpt_config.names else options.model
+        self._console.print(Text.assemble((training.name, "bold"), " ", training.about))
         self._console.print(
-            f"[bold]{name}[/] {num_params:,} parameters on [bold]{corpus.name}[/]: "
-            f"{corpus.num_files:,} files, {bytes_text(len(corpus.train))} to learn from, "
-            f"{bytes_text(len(corpus.heldout))} held out"
-        )
-        self._console.print(
-            f"{len(devices)} x {devices[0].device_kind} devices; {options.batch} x {options.seq} "
-            f"bytes a step, micro-batches: {options.num_microbatches}, method: {options.method}"
+            f"{len(devices)} x {devices[0].device_kind} devices; {training.amount} a step, "
+            f"micro-batches: {options.num_microbatches}, method: {options.method}"
         )
         once = "" if has_kernels() else "; kernels are compiled too, once, in a minute at most"
         self.note(f"planning{once}")
 
-    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
         """Show the plan as tables."""
         self._is_planned = True
         self._plan = plan
@@ -153,7 +152,8 @@ class TrainView:
     def on_step(self, step: int, loss: float, step_s: float) -> None:
         """Move the bar."""
         assert self._options is not None
-        rate = self._options.batch * self._options.seq / step_s
+        assert self._training is not None
+        rate = self._training.rate_text(step_s)
         if self._task is None:
             ready_s = time.perf_counter() - self._planned_at
             self.note(f"the first step is done, {seconds_text(ready_s)} after the plan")
@@ -211,13 +211,16 @@ class TrainView:
     def on_end(self, summary: TrainSummary) -> None:
         """The closing summary: how it went, and predicted against actual."""
         self._progress.stop()
+        assert self._options is not None
+        assert self._training is not None
         state = "done" if summary.is_complete else "stopped"
+        heldout = summary.heldout_loss
         self._console.print(
             f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
-            f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}, held-out "
-            f"{summary.heldout_loss:.3f}; {summary.tokens_per_s:,.0f} tokens/s"
+            f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}"
+            f"{'' if heldout is None else f', held-out {heldout:.3f}'}; "
+            f"{self._training.rate_text(summary.median_step_s)}"
         )
-        assert self._options is not None
         has_stages = self._options.stages is not None
         files = (self._trace_file, self._html_file)
         unwritten = [str(x) for x in files if x is not None]
@@ -267,29 +270,38 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text)
 
 
-def layout_table(state: TrainState) -> Table:
-    """Return how parameters and optimizer state lie on the devices; equal layers share a row."""
+def layout_table(state: PyTree) -> Table:
+    """Return how the state lies on the devices; equal layers share a row.
+
+    Args:
+        state: A `TrainState`, whose parameters and optimizer state are told apart; or any other.
+    """
+    params, opt_state = state, None
+    columns = ("array", "shape", "times", "it is")
+    if isinstance(state, TrainState):
+        params, opt_state = state.params, state.opt_state
+        columns = ("parameter", "shape", "times", "parameter is", "its moments are")
     moments: dict[str, list[str]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         # Optax keeps a tree like that of the parameters below each moment.
         for depth in range(len(path)):
             moments.setdefault(_name(path[depth:]), []).append(_layout(leaf))
-    rows: dict[tuple[str, tuple[int, ...], str, str], int] = {}
-    meshes = list(dict.fromkeys(map(_devices, jax.tree.leaves(state.params))))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+    rows: dict[tuple[str, ...], int] = {}
+    meshes = list(dict.fromkeys(map(_devices, jax.tree.leaves(params))))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = _name(path)
         kept = ", ".join(dict.fromkeys(moments.get(name, [])))
         where = f" @ mesh {sorted(meshes).index(_devices(leaf))}" if len(meshes) > 1 else ""
-        place = _layout(leaf) + where
-        row = (re.sub(r"block_\d+", "block_*", name), leaf.shape, place, kept)
+        shape = " x ".join(map(str, leaf.shape)) or "scalar"
+        row = (_NUMBER.sub("*", name), shape, _layout(leaf) + where, kept)
         rows[row] = rows.get(row, 0) + 1
-    mesh = f"{len(meshes)} meshes" if len(meshes) > 1 else _mesh(jax.tree.leaves(state.params)[0])
+    mesh = f"{len(meshes)} meshes" if len(meshes) > 1 else _mesh(jax.tree.leaves(params)[0])
     title = f"state on {mesh} (an axis stands for a dim that is split over it)"
     table = Table(title=title, title_justify="left")
-    for column in ("parameter", "shape", "times", "parameter is", "its moments are"):
+    for column in columns:
         table.add_column(column)
     for (name, shape, layout, kept), times in rows.items():
-        table.add_row(name, " x ".join(map(str, shape)) or "scalar", str(times), layout, kept)
+        table.add_row(*(name, shape, str(times), layout, kept)[: len(columns)])
     return table
 
 

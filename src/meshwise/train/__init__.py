@@ -1,1 +1,1 @@
-"""The main job: a byte-level GPT on real text, trained through a plan that Meshwise finds."""
+"""The main job: a model on text, or a step of the user's own, trained through a plan."""

@@ -131,20 +131,20 @@ class Checkpoints:
         """Return the folder of a checkpoint."""
         return self._folder / str(step)
 
-    def save(self, state: TrainState, history: History) -> None:
+    def save(self, state: PyTree, history: History) -> None:
         """Begin to write a checkpoint of the state; complete or not there at all.
 
         All processes of a job call it, and each writes what it has.  When it returns the state may
         be donated.  One that is still being written is waited for first.
 
         Args:
-            state: Its number of steps names the checkpoint.
-            history: Of the run so far.
+            state: The state.
+            history: Of the run so far; its number of steps names the checkpoint.
 
         Raises:
             CheckpointError: it cannot be written, or the one before could not; in every process.
         """
-        step = int(state.step)
+        step = len(history.losses)
         self.wait()
         if self.is_complete(step):
             return
@@ -176,8 +176,8 @@ class Checkpoints:
         self._failure_of(self._manager.wait_until_finished)
 
     def restore(
-        self, like: TrainState, on_damaged: OnDamaged = lambda _step, _path, _text: None
-    ) -> tuple[TrainState, History]:
+        self, like: PyTree, on_damaged: OnDamaged = lambda _step, _path, _text: None
+    ) -> tuple[PyTree, History]:
         """Read the newest checkpoint that is whole.
 
         Newer ones that are not are renamed to `<step>.damaged`, so that their steps can be saved
@@ -185,8 +185,8 @@ class Checkpoints:
 
         Args:
             like: A state whose shapes, dtypes and shardings the result gets; in a job the number
-                of steps can be read in every process.  Its arrays are deleted first, so that no
-                device holds two states.
+                of steps of a `TrainState` can be read in every process.  Its arrays are deleted
+                first, so that no device holds two states.
             on_damaged: Is told of each that was not taken.
 
         Returns:
@@ -223,9 +223,7 @@ class Checkpoints:
             "them and starts anew"
         )
 
-    def _restored(
-        self, step: int, like: TrainState, target: TrainState
-    ) -> tuple[TrainState, History]:
+    def _restored(self, step: int, like: PyTree, target: PyTree) -> tuple[PyTree, History]:
         """Return what a checkpoint holds.
 
         Raises:
@@ -248,13 +246,13 @@ class Checkpoints:
         for leaf in jax.tree.leaves(like):
             if not leaf.is_deleted():
                 leaf.delete()
-        state: list[TrainState] = []
+        state: list[PyTree] = []
 
         def read() -> None:
             how = ocp.checkpoint_utils.construct_restore_args(target)
             args = ocp.args.Composite(state=ocp.args.PyTreeRestore(target, how))
             state.append(self._manager.restore(step, args=args)["state"])
-            if int(state[0].step) != step:
+            if isinstance(like, TrainState) and int(state[0].step) != step:
                 raise _DamageError(f"it holds the state of step {int(state[0].step)}")
 
         if self._job is None or not meta.has_checksums:
@@ -404,13 +402,15 @@ class _DamageError(Exception):
     """Why a checkpoint cannot be read or written."""
 
 
-def _target(like: TrainState) -> TrainState:
-    """Return shapes, dtypes and shardings of a state, the number of steps in every process."""
+def _target(like: PyTree) -> PyTree:
+    """Return shapes, dtypes and shardings of a state, its number of steps in every process."""
 
     def abstract(leaf: jax.Array, where: Sharding | None = None) -> PyTree:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where or leaf.sharding)
 
-    target: TrainState = jax.tree.map(abstract, like)
+    target: PyTree = jax.tree.map(abstract, like)
+    if not isinstance(like, TrainState):
+        return target
     readable = EveryProcess().place(like.step.ndim, like.step.sharding)
     return target._replace(step=abstract(like.step, readable))
 

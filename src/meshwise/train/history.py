@@ -10,7 +10,7 @@ from meshwise.plan.files.json_read import Json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Losses in nats per byte.
+    """Losses; those of a model on text are in nats per byte.
 
     Attributes:
         losses: Training loss of each step from the first on.

@@ -29,20 +29,22 @@ from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.writable import probe_writable
 from meshwise.train.checkpoint import Checkpoints
-from meshwise.train.corpus import Corpus, load_corpus
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
 from meshwise.train.kept_plan import keep_plan, kept_plan
 from meshwise.train.options import TrainOptions
+from meshwise.train.own_step import own_training
 from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
 from meshwise.train.sample import Sample, sampled
 from meshwise.train.start import note_start
-from meshwise.train.step import TrainState, num_parameters, state_creator, train_step_of
+from meshwise.train.step import num_parameters
 from meshwise.train.summary import (
     StageSummary,
     TrainSummary,
     total_bytes,
 )
+from meshwise.train.text_training import text_training
+from meshwise.train.training import Training
 
 CHECKPOINT_FOLDER = "checkpoints"
 _WARM_UP = 2  # Steps of a call before the one that is measured.
@@ -52,11 +54,11 @@ _WINDOW = 10  # Steps over which the first and the last loss are averaged.
 class Listener(Protocol):
     """What happens in a run, as it happens."""
 
-    def on_start(self, options: TrainOptions, corpus: Corpus, num_params: int) -> None:
-        """The text is read; planning begins."""
+    def on_start(self, options: TrainOptions, training: Training) -> None:
+        """The data is there; planning begins."""
         ...
 
-    def on_plan(self, plan: Plan, state: TrainState, plan_s: float) -> None:
+    def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
         """The plan is found and the state lies as it says."""
         ...
 
@@ -107,13 +109,13 @@ class _Run:
 
     Attributes:
         options: What to do.
-        corpus: What to learn from.
+        training: What is trained.
         step: The parallelised step.
         checkpoints: Where the state is saved.
         listener: Is told what happens.
         state: The state after the last step.
         follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
-        losses: Training loss of each step, in nats per byte.
+        losses: Training loss of each step.
         heldout: Pairs (steps done, held-out loss).
         step_times_s: Seconds of the steps of this call, without the one that was measured mesh by
             mesh.
@@ -124,11 +126,11 @@ class _Run:
     """
 
     options: TrainOptions
-    corpus: Corpus
+    training: Training
     step: ParallelTrainStep
     checkpoints: Checkpoints
     listener: Listener
-    state: TrainState
+    state: PyTree
     follow: Callable[[HeldoutLoss], HeldoutLoss] | None = None
     losses: list[float] = field(default_factory=list[float])
     heldout: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
@@ -143,27 +145,23 @@ class _Run:
         """Median time of the steps without a clock, or else of the one with it; 0 without any."""
         return statistics.median(self.step_times_s or [self.measured_s or 0.0])
 
-    @property
-    def tokens_per_s(self) -> float:
-        """Bytes of text a second; 0 without any step."""
-        median = self.median_step_s
-        return self.options.batch * self.options.seq / median if median else 0.0
-
     def resume(self) -> None:
         """Take the state of the newest checkpoint, if there is one."""
         if self.checkpoints.newest_step is not None:
             self.state, history = self.checkpoints.restore(self.state, self.listener.on_damaged)
             self.losses, self.heldout = list(history.losses), list(history.heldout)
-            done = int(self.state.step)
+            done = len(self.losses)
             self.step.saved(self.checkpoints.path(done))
             self.listener.on_resume(done)
 
     def train(self, should_stop: Callable[[], bool]) -> None:
         """Step until the end or until asked to stop; the last state is saved, if that can be."""
         options = self.options
-        look = heldout_look(options, self.corpus, self.follow)
+        corpus, look = self.training.corpus, None
+        if corpus is not None:
+            look = heldout_look(options, corpus, self.follow)
         done = len(self.losses)
-        if done == 0:
+        if look is not None and done == 0:
             self._look_and_tell(look, done)
         stopped = False
         measured = min(done + _WARM_UP, options.steps - 1)
@@ -174,21 +172,20 @@ class _Run:
             self._tell_when_saved(wait=False)
             stopped = should_stop()
             is_last = done == options.steps
-            if done % options.eval_every == 0 or is_last:
+            if look is not None and (done % options.eval_every == 0 or is_last):
                 self._look_and_tell(look, done)
             if done % options.save_every == 0 or is_last or stopped:
                 self._save(done)
         self._tell_when_saved(wait=True)
 
     def _one_step(self, done: int, *, is_measured: bool) -> None:
-        options = self.options
-        batch = self.corpus.batch_at(done, batch=options.batch, seq=options.seq, seed=options.seed)
+        batch = self.training.batch(done)
         began = time.perf_counter()
         if is_measured:
-            (self.state, loss), self.timeline = self.step.measured(self.state, batch)
+            (self.state, result), self.timeline = self.step.measured(self.state, batch)
         else:
-            self.state, loss = self.step(self.state, batch)
-        self.losses.append(float(loss))  # Waits for the device.
+            self.state, result = self.step(self.state, batch)
+        self.losses.append(float(self.training.loss(result)))  # Waits for the device.
         step_s = time.perf_counter() - began
         if is_measured:
             assert self.timeline is not None
@@ -283,27 +280,25 @@ def run_training(
         CheckpointError: nothing can be written to the folder of the run, found before planning;
             no checkpoint there can be restored, or they are of another run; or the last state could
             not be saved.
-        MeshwiseError: no plan, no text, or a step that failed and took the state along.
+        MeshwiseError: no plan, no text, a step of the user's own that cannot be trained, or a
+            step that failed and took the state along.
     """
     started = time.perf_counter()
+    training = (text_training if options.step is None else own_training)(options)
     _check_folder(options.out)
-    corpus = load_corpus(options.text, seq=options.seq)
-    create_state, key = state_creator(options), jax.random.key(options.seed)
-    first_batch = corpus.batch_at(0, batch=options.batch, seq=options.seq, seed=options.seed)
-    state_shapes = jax.eval_shape(create_state, key)
-    listener.on_start(options, corpus, num_parameters(state_shapes))
+    listener.on_start(options, training)
     kept = kept_plan(options, job)
-    step = build(train_step_of(options), kept)
+    step = build(training.step, kept)
     try:
-        plan = step.plan(state_shapes, first_batch)
+        plan = step.plan(*training.shapes)
     except PlanError:
         if kept is None:
             raise
         # It is of another program.
-        step = build(train_step_of(options), None)
-        plan = step.plan(state_shapes, first_batch)
+        step = build(training.step, None)
+        plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
-    state = step.init(create_state, key, first_batch)
+    state = step.init(training.create, training.seed, training.shapes[1])
     listener.on_plan(plan, state, plan_s)
 
     folder = options.out / CHECKPOINT_FOLDER
@@ -318,12 +313,12 @@ def run_training(
         with suppress(OSError):  # Without it the next start plans anew.
             keep_plan(options, plan)
     with (
-        Checkpoints(folder, _identity(options, corpus), keep=options.keep) as checkpoints,
+        Checkpoints(folder, training.identity, keep=options.keep) as checkpoints,
         told_to_all(job),
     ):
         run = _Run(
             options=options,
-            corpus=corpus,
+            training=training,
             step=step,
             checkpoints=checkpoints,
             listener=listener,
@@ -332,11 +327,11 @@ def run_training(
         )
         del state
         run.resume()
-        first_step = int(run.state.step)
+        first_step = len(run.losses)
         run.train(should_stop)
         newest = checkpoints.newest_step
     summary = replace(
-        _summary(run, plan, step.fidelity(run.state, first_batch)),
+        _summary(run, plan, step.fidelity(run.state, training.shapes[1])),
         first_step=first_step,
         checkpoint="" if newest is None else str(folder / str(newest)),
         plan_s=plan_s,
@@ -354,7 +349,8 @@ def run_training(
         if newest is not None:
             kept = f"the newest checkpoint is {summary.checkpoint}"
         raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
-    if job is None and summary.is_complete and not should_stop():
+    corpus = training.corpus
+    if corpus is not None and job is None and summary.is_complete and not should_stop():
         try:
             sample = sampled(options, corpus, run.state.params)
         except jax.errors.JaxRuntimeError as error:  # as when memory runs out
@@ -408,28 +404,22 @@ def _stops_all(job: Job, should_stop: Callable[[], bool]) -> bool:
 
 def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainSummary:
     """Return the summary of a run but for its first step, checkpoint and seconds."""
-    options, corpus = run.options, run.corpus
+    options, median_s = run.options, run.median_step_s
     stages = tuple(
         StageSummary.of(stage.mesh.num_devices, found, number, run.timeline)
         for number, (stage, found) in enumerate(zip(plan.stages, fidelity, strict=True))
     )
     window = max(1, min(_WINDOW, len(run.losses) // 2))
-    return TrainSummary(
-        model=options.model,
-        num_parameters=num_parameters(run.state),
-        text=corpus.name,
-        train_bytes=len(corpus.train),
-        heldout_bytes=len(corpus.heldout),
+    summary = TrainSummary(
+        step=options.step,
         num_devices=jax.device_count(),
         method=options.method,
         steps_done=len(run.losses),
         is_complete=len(run.losses) >= options.steps,
         first_loss=statistics.fmean(run.losses[:window]),
         last_loss=statistics.fmean(run.losses[-window:]),
-        heldout_loss=run.heldout[-1][1],
-        tokens_per_s=run.tokens_per_s,
         predicted_step_s=plan.step_time_s,
-        median_step_s=run.median_step_s,
+        median_step_s=median_s,
         is_median_measured=run.measured_s is not None and not run.step_times_s,
         predicted_peak_bytes=max(stage.predicted_peak_bytes for stage in stages),
         actual_peak_bytes=max(stage.actual_peak_bytes for stage in stages),
@@ -440,7 +430,16 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
         stages=stages,
         hosts=run.hosts(),
     )
-
-
-def _identity(options: TrainOptions, corpus: Corpus) -> dict[str, object]:
-    return {**options.identity(), "text": corpus.fingerprint}
+    corpus = run.training.corpus
+    if corpus is None:
+        return summary
+    return replace(
+        summary,
+        model=options.model,
+        num_parameters=num_parameters(run.state),
+        text=corpus.name,
+        train_bytes=len(corpus.train),
+        heldout_bytes=len(corpus.heldout),
+        heldout_loss=run.heldout[-1][1],
+        tokens_per_s=run.training.num_units / median_s if median_s else 0.0,
+    )

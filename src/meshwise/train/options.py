@@ -35,6 +35,9 @@ class TrainOptions:
     Attributes:
         out: Folder of the run: checkpoints and the summary.
         text: File or folder to learn from; None for the standard library of this Python.
+        step: A function that makes a step of the user's own, as "my_module:make"; None: a model by
+            its name is trained.  Then `text`, `model`, `seq`, `batch`, `learning_rate`,
+            `warmup_steps`, `dropout`, `eval_every` and `eval_batches` say nothing.
         model: One of `TRAINED_MODELS`, on bytes.
         seq: Bytes in one training sequence.
         batch: Sequences in one step, over all devices and micro-batches.
@@ -64,6 +67,7 @@ class TrainOptions:
     """
 
     out: Path
+    step: str | None = None
     text: Path | None = None
     model: str = "small"
     seq: int = 128
@@ -110,6 +114,8 @@ class TrainOptions:
         Method, cluster, mesh, stages, schedule, micro-batches, memory and offload may change: they
         do not change the meaning.
         """
+        if self.step is not None:
+            return {"step": self.step, "seed": self.seed}
         return {
             "model": self.model,
             "seq": self.seq,

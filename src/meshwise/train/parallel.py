@@ -15,15 +15,16 @@ from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.plan.plan import Plan
 from meshwise.runtime.fidelity import StageFidelity
 from meshwise.simulate.timeline import Timeline
-from meshwise.train.step import Batch, TrainState
+from meshwise.train.step import Batch
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, jax.Array]]
+# `(state, batch) -> (state, result)`.
+TrainStep = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 
 
 class ParallelTrainStep(Protocol):
     """A parallelised training step."""
 
-    def __call__(self, state: TrainState, batch: Batch, /) -> tuple[TrainState, jax.Array]:
+    def __call__(self, state: PyTree, batch: PyTree, /) -> tuple[PyTree, PyTree]:
         """Run one step."""
         ...
 
@@ -32,14 +33,12 @@ class ParallelTrainStep(Protocol):
         ...
 
     def init(
-        self, create_state: Callable[[jax.Array], TrainState], key: jax.Array, batch: Batch, /
-    ) -> TrainState:
+        self, create_state: Callable[[PyTree], PyTree], seed: PyTree, batch: PyTree, /
+    ) -> PyTree:
         """Return the first state, born in the layouts of the plan."""
         ...
 
-    def measured(
-        self, state: TrainState, batch: Batch, /
-    ) -> tuple[tuple[TrainState, jax.Array], Timeline]:
+    def measured(self, state: PyTree, batch: PyTree, /) -> tuple[tuple[PyTree, PyTree], Timeline]:
         """Run one step with a clock beside it."""
         ...
 

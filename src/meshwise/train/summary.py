@@ -49,19 +49,21 @@ class StageSummary:
 class TrainSummary:
     """The closing summary.
 
-    Losses are in nats per byte; `first_loss` and `last_loss` are means over up to ten steps.
-    Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all stages
-    together.  `schedule` is `one-program` on one mesh.  `is_median_measured`: whether
+    What is said of a model and its text is None for a step of the user's own, which `step` names.
+    Losses of a model are in nats per byte; `first_loss` and `last_loss` are means over up to ten
+    steps.  Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all
+    stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`: whether
     `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there was no
     other.  `hosts`: for each process of the job what it did and holds; none where no step ran in
     this call.
     """
 
-    model: str
-    num_parameters: int
-    text: str
-    train_bytes: int
-    heldout_bytes: int
+    step: str | None = None
+    model: str | None = None
+    num_parameters: int | None = None
+    text: str | None = None
+    train_bytes: int | None = None
+    heldout_bytes: int | None = None
     num_devices: int
     method: str
     first_step: int = 0
@@ -69,8 +71,8 @@ class TrainSummary:
     is_complete: bool
     first_loss: float
     last_loss: float
-    heldout_loss: float
-    tokens_per_s: float
+    heldout_loss: float | None = None
+    tokens_per_s: float | None = None
     predicted_step_s: float
     median_step_s: float
     is_median_measured: bool
@@ -87,8 +89,9 @@ class TrainSummary:
     wall_s: float = 0.0
 
     def to_json(self) -> str:
-        """Return the summary as indented JSON with sorted keys."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True)
+        """Return the summary as indented JSON with sorted keys, without what is None."""
+        told = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(told, indent=2, sort_keys=True)
 
 
 def total_bytes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
