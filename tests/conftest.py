@@ -14,6 +14,7 @@ import jax
 import pytest
 
 import meshwise.spmd.program as lowering
+from meshwise.planner import kept_records
 from meshwise.system.user_cache import user_cache
 from meshwise.train.options import TrainOptions
 from oracle.problem import QUICK_OPTIONS
@@ -74,6 +75,12 @@ def compiled_kernels() -> None:
     from meshwise.inter.kernel_set import compile_all_kernels
 
     compile_all_kernels()
+
+
+@pytest.fixture(autouse=True)
+def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test plans anew: others may have planned with parts of the planner replaced."""
+    monkeypatch.setattr(kept_records, "own_folder", lambda *_: None)
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.registry import choices
+from meshwise.system.own_folder import own_folder
+from meshwise.system.result_files import ResultFiles
 from meshwise.trace.step import StepSignature
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
@@ -37,6 +39,7 @@ def planned(records: LayerRecords | None, **changes: Any) -> str:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of records; kernels stay where they are."""
+    monkeypatch.setattr(kept_records_file, "own_folder", own_folder)
     monkeypatch.setattr(kept_records_file, "user_cache", lambda: tmp_path)
     tmp_path.chmod(0o700)
     return tmp_path / "layers"
@@ -95,6 +98,25 @@ def test_what_is_known_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) ->
     done.clear()
     assert planned(None) == first
     assert done.count("build_network") > 2 * few
+
+
+def test_parallelize_begins_with_what_earlier_plans_found_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, state, batch = perceptron((64, 32, 64, 32, 64), 16)
+    method = mw.Auto(stages=2, schedule="1f1b")
+
+    def found() -> str:
+        parallel = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=4)
+        return parallel.plan(state, batch).to_json()
+
+    first = found()
+    assert list(folder.iterdir())
+    written: list[str] = []
+    monkeypatch.setattr(ResultFiles, "write", lambda _, key, __: written.append(key))
+    assert found() == first
+    # Nothing new was found out.
+    assert written == []
 
 
 def test_damaged_files_are_as_if_they_were_not_there(folder: Path) -> None:

@@ -25,8 +25,9 @@ def kept_records() -> Generator[LayerRecords]:
     if this user has no cache folder of their own to write, or if a source of Meshwise changed since
     this process began.
     """
-    computed_by, folder = _computed_by(), own_folder((user_cache(),), RECORDS)
-    files = None if computed_by is None or folder is None else ResultFiles(folder, _MOST_BYTES)
+    folder = own_folder((user_cache(),), RECORDS)
+    computed_by = None if folder is None else _computed_by()
+    files = None if folder is None or computed_by is None else ResultFiles(folder, _MOST_BYTES)
     records = LayerRecords(files, computed_by or "")
     try:
         yield records

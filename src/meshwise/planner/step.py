@@ -15,6 +15,7 @@ from meshwise.plan.fits import check_state_fits
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.planner.followed_stages import followed_stages
+from meshwise.planner.kept_records import kept_records
 from meshwise.planner.offload import asked_offload
 from meshwise.planner.one_mesh import make_plan
 from meshwise.planner.pipeline import plan_pipeline
@@ -160,8 +161,16 @@ def plan_call(call: StepCall, request: PlanRequest) -> PlannedCall:
         case Replay(plan=plan):
             return replayed_pipeline(call, plan, request.statistics, request.memory_bytes)
         case _:
-            given = (call.fun, call.args, call.kwargs, call.signature)
-            return plan_pipeline(*given, pipeline_request(request))
+            return _planned_pipeline(call, request)
+
+
+def _planned_pipeline(call: StepCall, request: PlanRequest) -> PlannedPipeline:
+    """Search the stages of a step, beginning with what earlier plans found out."""
+    asked = pipeline_request(request)
+    with kept_records() as records:
+        return plan_pipeline(
+            call.fun, call.args, call.kwargs, call.signature, asked, records=records
+        )
 
 
 def _placed(call: StepCall, request: PlanRequest, placement: Placement) -> PlannedCall:
@@ -171,9 +180,7 @@ def _placed(call: StepCall, request: PlanRequest, placement: Placement) -> Plann
     if placement.has_stages == has_stages(request.method):
         with suppress(InfeasibleError, PinError, PlanError):
             planned = (
-                plan_pipeline(
-                    call.fun, call.args, call.kwargs, call.signature, pipeline_request(request)
-                )
+                _planned_pipeline(call, request)
                 if placement.has_stages
                 else _one_program(call, request)
             )
