@@ -12,12 +12,13 @@ from click.testing import CliRunner
 
 from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
+from meshwise.baselines.rival_method import RivalMethod
 from meshwise.cli import main
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.html.sharding import common_name, folded
-from meshwise.units import GIB
+from meshwise.units import GIB, seconds_text
 
 EVIL = "</script><script>alert('x')</script>\"&\ud800"
 VOID = {"meta", "link", "rect", "path"}
@@ -235,6 +236,35 @@ def test_the_command_writes_the_page_of_a_pipeline(tmp_path: Path) -> None:
     run = CliRunner().invoke(main, ["explain", "-", "--html", str(missing)], input="{}")
     assert run.exit_code == 1
     assert "make it first" in run.output
+
+
+def test_rivals_stand_beside_the_plan() -> None:
+    plan = pipeline(2, 4)
+    rivals = (
+        RivalMethod(name="slow & safe", how="4 micro-batches", step_time_s=2 * plan.simulated_s,
+                    peak_bytes=GIB),
+        RivalMethod(name="large", peak_bytes=99 * GIB),
+        RivalMethod(name="odd", how="has no point for a batch of 7"),
+    )  # fmt: skip
+    page = plan_page(plan, rivals=rivals)
+    read(page)
+    section = page[page.index("Beside other methods") :].partition("<h2>")[0]
+    rows = [re.sub(r"<[^>]*>", "|", row) for row in section.split("<tr>")[2:]]
+    cells = [[cell for cell in row.split("|") if cell] for row in rows]
+    step = 2 * plan.simulated_s
+    assert cells[1] == [
+        "slow &amp; safe",
+        seconds_text(step),
+        "+100.0%",
+        "1 GiB",
+        "4 micro-batches",
+    ]
+    assert cells[2] == ["large", "does not fit", "at least 99 GiB"]
+    assert cells[3] == ["odd", "no plan", "-", "has no point for a batch of 7"]
+    assert "One that is faster" not in section
+    fast = (dataclasses.replace(rivals[0], step_time_s=plan.simulated_s / 2),)
+    assert "One that is faster" in plan_page(plan, rivals=fast)
+    assert "Beside other methods" not in plan_page(plan)
 
 
 def test_moments_share_the_row_of_their_parameter() -> None:
