@@ -271,23 +271,43 @@ def test_moments_share_the_row_of_their_parameter() -> None:
     whole, split = Layout(((), ())), Layout(((0,), ()))
     found = folded(
         [
-            ("p/a/kernel", (4, 4), split),
-            ("p/b/kernel", (4, 4), split),
-            ("p/a/bias", (8, 8), whole),
-            ("mu/a/kernel", (4, 4), split),
-            ("mu/b/kernel", (4, 4), whole),
-            ("mu/a/bias", (8, 8), whole),
+            (("p", ".a", ".kernel"), (4, 4), split),
+            (("p", ".b", ".kernel"), (4, 4), split),
+            (("p", ".a", ".bias"), (8, 8), whole),
+            (("mu", ".a", ".kernel"), (4, 4), split),
+            (("mu", ".b", ".kernel"), (4, 4), whole),
+            (("mu", ".a", ".bias"), (8, 8), whole),
         ]
     )
     rows = [(t.name, t.heads, t.layout) for t in found]
     assert rows == [
-        ("a/kernel", ("p", "mu"), split),
-        ("p/b/kernel", (), split),
-        ("a/bias", ("p", "mu"), whole),
-        ("mu/b/kernel", (), whole),
+        (".a.kernel", ("p", "mu"), split),
+        ("p.b.kernel", (), split),
+        (".a.bias", ("p", "mu"), whole),
+        ("mu.b.kernel", (), whole),
     ]
 
 
 def test_names_are_left_open_where_they_differ() -> None:
-    assert common_name(["0/block_1/w_2", "0/block_10/w_2"]) == "0/block_*/w_2"
-    assert common_name(["a_1"]) == "a_1"
+    names = [("s", f"['block_{k}']", "['w_2']") for k in (1, 10)]
+    assert common_name(names) == ("s", "['block_*']", "['w_2']")
+    assert common_name([("a_1",)]) == ("a_1",)
+
+
+def test_names_are_those_of_the_step() -> None:
+    plan = pipeline(2, 4)
+    spelling = (("0", "state"), ("0/params", ".params"), ("0/opt", ".opt"), ("1", "batch"))
+    named = dataclasses.replace(plan, spelling=spelling, tied=("0/params/embedding/table",))
+    page = plan_page(named)
+    text = " ".join(read(page).text)
+    for name in (
+        "Each of state.params, state.opt['mu'], state.opt['nu'].",
+        "['block_*']['attention']['query']['kernel']",
+        "Parameters that several layers read: state.params['embedding']['table'].",
+    ):
+        assert name in text
+    assert "<code>0/params/block_0/attention/query/kernel</code> is <code>state.params[" in page
+    # A plan of an earlier version does not know it.
+    old = plan_page(plan)
+    assert "Each of 0/params/" in old
+    assert "Names are those of the step" not in old

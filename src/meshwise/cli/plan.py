@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from meshwise.api.arguments import positional_parameters
 from meshwise.baselines.rival_method import RivalMethod
 from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
@@ -388,7 +389,13 @@ class _Planner:
     def plan(self, share: float = 1.0) -> PlannedPipeline:
         """Plan for this share of the memory of every device."""
         asked = replace(self.request, memory_share=share)
-        signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
         fun, *args = self.step
+        found = zip(range(len(args)), positional_parameters(fun) or (), strict=False)
+        signature = StepSignature(
+            batch_argnums=(1,),
+            batch_dims=0,
+            donate_argnums="auto",
+            parameters=tuple((number, parameter.name) for number, parameter in found),
+        )
         with collection_paused():
             return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report, self.records)

@@ -63,6 +63,7 @@ def _faster(planned: PlannedPipeline, other: PlannedPipeline | None) -> PlannedP
         other.plan,
         method=asked.method,
         parameters=asked.parameters,
+        spelling=asked.spelling,
         joins_attention=asked.joins_attention,
     )
     return replace(other, plan=plan)
