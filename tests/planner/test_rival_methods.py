@@ -112,7 +112,7 @@ def test_on_one_mesh_they_are_the_plans_of_the_methods() -> None:
         more = plan.step_time_s / mine.step_time_s - 1
         row = page[page.index(f">{name}<") :].partition("</tr>")[0]
         assert f"{more:+.1%}" in row
-        assert "1 micro-batch<" in row
+        assert ", 1 micro-batch</small>" in row
     assert ">Megatron<" in page
     alone = mw.parallelize(squares, cluster=cluster).page(STATE, BATCH)
     assert "Beside other methods" not in alone

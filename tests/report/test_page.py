@@ -214,7 +214,7 @@ def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
     assert "DataParallel()" in text
     assert "are free on the fullest device." in text
     assert "Layout of each argument" in text
-    assert "0/* (3)" in text
+    assert "w[*] (3)" in text
     assert "Collectives in a step" in text
     out = tmp_path / "plan.html"
     run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
@@ -254,13 +254,13 @@ def test_rivals_stand_beside_the_plan() -> None:
     step = 2 * plan.simulated_s
     assert cells[1] == [
         "slow &amp; safe",
+        "4 micro-batches",
         seconds_text(step),
         "+100.0%",
         "1 GiB",
-        "4 micro-batches",
     ]
     assert cells[2] == ["large", "does not fit", "at least 99 GiB"]
-    assert cells[3] == ["odd", "no plan", "-", "has no point for a batch of 7"]
+    assert cells[3] == ["odd", "has no point for a batch of 7", "no plan", "-"]
     assert "One that is faster" not in section
     fast = (dataclasses.replace(rivals[0], step_time_s=plan.simulated_s / 2),)
     assert "One that is faster" in plan_page(plan, rivals=fast)

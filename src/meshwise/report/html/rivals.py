@@ -16,7 +16,7 @@ def rivals_section(plan: Plan, rivals: Sequence[RivalMethod]) -> str:
     if not rivals:
         return ""
     step = seconds_text(plan.simulated_s)
-    rows = [("<strong>this plan</strong>", step, "", bytes_text(plan.peak_bytes), "")]
+    rows = [("<strong>this plan</strong>", step, "", bytes_text(plan.peak_bytes))]
     rows += [_row(plan, rival) for rival in rivals]
     faster = ""
     if any((rival.step_time_s or math.inf) < plan.simulated_s for rival in rivals):
@@ -28,17 +28,17 @@ def rivals_section(plan: Plan, rivals: Sequence[RivalMethod]) -> str:
         "<h2>Beside other methods</h2><p>The fastest of each that fits, with the same costs, "
         "cluster, memory, numbers of micro-batches and rematerialisation to choose from. All "
         f"numbers are predictions.{faster}</p>"
-        + html_table(("", "step", "over the plan", "a device", "how"), rows, "wrrrw")
+        + html_table(("", "step", "over the plan", "a device"), rows, "wrrr")
     )
 
 
 def _row(plan: Plan, rival: RivalMethod) -> tuple[str, ...]:
-    name, how = escaped(rival.name), escaped(rival.how)
+    name = escaped(rival.name) + (f"<small>{escaped(rival.how)}</small>" if rival.how else "")
     holds = "-" if rival.peak_bytes is None else bytes_text(rival.peak_bytes)
     if rival.step_time_s is not None:
         more = rival.step_time_s / plan.simulated_s - 1 if plan.simulated_s else 0.0
-        return (name, seconds_text(rival.step_time_s), f"{more:+.1%}", holds, how)
+        return (name, seconds_text(rival.step_time_s), f"{more:+.1%}", holds)
     if rival.peak_bytes is None:
-        return (name, "no plan", "", holds, how)
+        return (name, "no plan", "", holds)
     fits = '<span class="over">does not fit</span>'
-    return (name, fits, "", f"at least {holds}", how)
+    return (name, fits, "", f"at least {holds}")
