@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -111,10 +112,12 @@ def test_on_one_mesh_they_are_the_plans_of_the_methods() -> None:
     plans = [mw.parallelize(step, cluster=cluster, method=m).plan(STATE, BATCH) for m in methods]
     mine = mw.parallelize(step, cluster=cluster).plan(STATE, BATCH)
     for name, plan in zip(NAMES, plans, strict=True):
-        more = plan.step_time_s / mine.step_time_s - 1
         row = page[page.index(f">{name}<") :].partition("</tr>")[0]
-        assert f"{more:+.1%}" in row
         assert ", 1 micro-batch</small>" in row
+        (more,) = re.findall(r"([+-][\d.]+)%", row)
+        # On two axes a method may be faster than on one, on which `mw.DataParallel()` has it.
+        assert -0.05 <= float(more) <= 100 * (plan.step_time_s / mine.step_time_s - 1) + 0.05
+    assert "mesh 2x2" in page
     assert ">Megatron<" in page
     alone = mw.parallelize(step, cluster=cluster).page(STATE, BATCH)
     assert "Beside other methods" not in alone

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from meshwise.baselines.pipelines.even_stages import divisors, stage_kind
 from meshwise.baselines.rival_method import RivalMethod
+from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.cost_table.variant_costs import logical_views
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.limit.refusal import TooLargeError
+from meshwise.plan.plan import Plan
+from meshwise.planner.one_mesh import plan_on
 from meshwise.planner.pipeline import search_options
 from meshwise.planner.schedule_choice import PlannedPipeline
-from meshwise.planner.step import PlannedCall, plan_call
+from meshwise.planner.step import PlannedCall, PlannedProgram, plan_call
 from meshwise.planner.step_call import StepCall
 from meshwise.planner.trainer_plan import in_blocks
 from meshwise.request import methods
@@ -29,6 +33,9 @@ from meshwise.trainers.one_mesh import ONE_MESH
 from meshwise.trainers.trainer import PointSpace
 
 Report = Callable[[str], object]
+
+# Of meshes that are tried besides that of one axis.
+_TWO_AXES = 2
 
 
 def rivals_of(
@@ -52,7 +59,8 @@ def rivals_of(
         )
     if isinstance(planned, PlannedPipeline):
         return rivals_of_pipeline(planned, pipeline_request(request))
-    return rivals_on_one_mesh(call, request)
+    assert isinstance(planned, PlannedProgram)
+    return rivals_on_one_mesh(planned, call, request)
 
 
 def rivals_of_pipeline(
@@ -116,31 +124,46 @@ def _best_of(rivals: Sequence[RivalMethod]) -> RivalMethod:
     )
 
 
-def rivals_on_one_mesh(call: StepCall, request: PlanRequest) -> tuple[RivalMethod, ...]:
+def rivals_on_one_mesh(
+    planned: PlannedProgram, call: StepCall, request: PlanRequest
+) -> tuple[RivalMethod, ...]:
     """Return the fastest of each method beside a plan of one mesh, where Megatron has no stages.
 
     Args:
-        call: A call of the step.
+        planned: The plan of the step.
+        call: The call that it is for.
         request: What was asked of its plan: cluster, micro-batches, statistics and memory hold for
             the rivals too, what it pins does not.
     """
-    count = request.cluster().num_devices
-    rows: dict[str, list[methods.Method]] = {
-        "data parallel": [methods.DataParallel()],
-        "ZeRO-2": [methods.Zero2()],
-        "ZeRO-3": [methods.Zero3()],
-        "Megatron": [methods.Megatron(dp=count // tp, tp=tp) for tp in divisors(count)],
-    }
+    cluster = request.cluster()
+    count, memory = cluster.num_devices, request.memory_bytes or cluster.device.memory_bytes
+    meshes = [cluster.mesh(shape) for shape in cluster.mesh_shapes() if len(shape) == _TWO_AXES]
     free = replace(request, pins={}, placement=None, dump_ilp=None)
+
+    def as_asked(method: methods.Method) -> Plan:
+        return plan_call(call, replace(free, method=method)).plan
+
+    def on(mesh: LogicalMesh, method: methods.Method) -> Plan:
+        asked = replace(free, method=method)
+        return plan_on(planned.traced, asked, mesh, memory, cluster=cluster)
+
+    flat: list[methods.Method] = [methods.DataParallel(), methods.Zero2(), methods.Zero3()]
+    ways = [
+        [partial(as_asked, method), *(partial(on, mesh, method) for mesh in meshes)]
+        for method in flat
+    ]
+    grid = [methods.Megatron(dp=count // tp, tp=tp) for tp in divisors(count)]
+    ways.append([partial(as_asked, method) for method in grid])
+    names = [*(method.title for method in ONE_MESH), "Megatron"]
     return tuple(
-        _best_of([_planned(name, call, replace(free, method=method)) for method in some])
-        for name, some in rows.items()
+        _best_of([_planned(name, make) for make in some])
+        for name, some in zip(names, ways, strict=True)
     )
 
 
-def _planned(name: str, call: StepCall, request: PlanRequest) -> RivalMethod:
+def _planned(name: str, make: Callable[[], Plan]) -> RivalMethod:
     try:
-        plan = plan_call(call, request).plan
+        plan = make()
     except TooLargeError as error:
         return RivalMethod(name=name, peak_bytes=error.smallest.num_bytes)
     except MeshwiseError as error:
