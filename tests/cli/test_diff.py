@@ -139,6 +139,13 @@ def test_what_no_section_shows_is_named(tmp_path: Path, planned: mw.Plan) -> Non
     assert "stages[0].layers" in found["Also different, see `meshwise explain`"]
 
 
+def test_what_only_one_of_the_files_has_is_named(tmp_path: Path, planned: mw.Plan) -> None:
+    other = dataclasses.replace(planned, verified="it fits by XLA:GPU", spelling=())
+    for first, second in ((planned, other), (other, planned)):
+        found = rows(tmp_path, first, second)
+        assert list(found["Also different, see `meshwise explain`"]) == ["spelling", "verified"]
+
+
 def test_trouble(tmp_path: Path, planned: mw.Plan) -> None:
     found = rows(tmp_path, planned, FOUR)
     assert found["Planned"]["schedule"] == {

@@ -63,3 +63,22 @@ def test_what_no_trainer_can_be_asked_is_refused() -> None:
     small = run("--as", "megatron", "--memory", "1KiB")
     assert small.exit_code == 1
     assert run("--as", "deepspeed").exit_code == 2
+
+
+def test_rivals_stand_on_the_page(tmp_path: Path) -> None:
+    page, out = tmp_path / "plan.html", tmp_path / "plan.json"
+    found = run("--rivals", "--html", str(page), "--out", str(out))
+    assert found.exit_code == 0, found.output
+    assert "zero-3: " in found.stderr
+    text = page.read_text()
+    for name in ("data parallel", "ZeRO-2", "ZeRO-3", "Megatron-LM (megatron-core 0.19.2)"):
+        assert f">{name}<" in text
+    assert Plan.from_json(out.read_text()).to_json() == out.read_text()
+
+
+def test_where_rivals_are_not_priced() -> None:
+    assert "--rivals goes with --html" in run("--rivals").output
+    page = ("--rivals", "--html", "plan.html")
+    mixed = run(*page, "--cluster", "1x p3.8xlarge + 1x dgx-a100")
+    assert "all hosts must be equal" in mixed.output
+    assert "leave --measure out" in run(*page, "--measure").output

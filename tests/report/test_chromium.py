@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from doubles.pipelines import pipeline
+from meshwise.baselines.rival_method import RivalMethod
 from meshwise.report.html.page import plan_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -30,6 +31,7 @@ task.dispatchEvent(new PointerEvent("pointermove",
   {bubbles: true, clientX: box.x + 1, clientY: box.y + 1}));
 document.documentElement.dataset.tip = document.getElementById("tip").textContent;
 document.documentElement.dataset.expected = task.getAttribute("data-t");
+document.documentElement.dataset.width = window.innerWidth;
 document.documentElement.dataset.wide =
   document.documentElement.scrollWidth > document.documentElement.clientWidth;
 </script>
@@ -38,7 +40,7 @@ document.documentElement.dataset.wide =
 ERRORS = '<head>\n<script>window.onerror = function (m) { console.error("E " + m); };</script>'
 
 
-def opened(page: str, tmp_path: Path) -> tuple[str, str, list[str]]:
+def opened(page: str, tmp_path: Path, width: int = 1440) -> tuple[str, str, list[str]]:
     """The document after its scripts ran, the console, and what was asked of the network."""
     assert CHROMIUM is not None
     file, log = tmp_path / "page.html", tmp_path / "net.json"
@@ -48,6 +50,7 @@ def opened(page: str, tmp_path: Path) -> tuple[str, str, list[str]]:
          "--disable-background-networking", "--disable-component-update", "--no-first-run",
          "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
          f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}",
+         f"--window-size={width},900",
          "--enable-logging=stderr", "--dump-dom", file.as_uri()],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
@@ -66,14 +69,20 @@ def requests(log: Path) -> list[str]:
     return sorted(found)
 
 
-def test_the_page_opens_without_errors_or_network(tmp_path: Path) -> None:
-    page = plan_page(pipeline(16, 256, "8x p3.16xlarge", model="a <b>model</b> & more"))
-    document, console, asked = opened(page, tmp_path)
+# Chromium opens no window that is narrower.
+@pytest.mark.parametrize("width", [1440, 500])
+def test_the_page_opens_without_errors_or_network(tmp_path: Path, width: int) -> None:
+    plan = pipeline(16, 256, "8x p3.16xlarge", model="a <b>model</b> & more",
+                    spelling=(("0", "state"), ("0/params", ".params")))  # fmt: skip
+    rivals = (RivalMethod(name="data parallel", peak_bytes=2**40),
+              RivalMethod(name="a" * 80, how="b" * 80, step_time_s=1.0, peak_bytes=1))  # fmt: skip
+    document, console, asked = opened(plan_page(plan, rivals=rivals), tmp_path, width)
     assert console == ""
     assert asked == []
     (tip,) = re.findall(r'data-tip="([^"]*)"', document)
     assert tip.startswith("computes: ")
     assert f'data-expected="{tip}"' in document
+    assert f'data-width="{width}"' in document
     # Only tables and pictures scroll sideways, never the page.
     assert 'data-wide="false"' in document
 

@@ -12,12 +12,13 @@ from click.testing import CliRunner
 
 from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
+from meshwise.baselines.rival_method import RivalMethod
 from meshwise.cli import main
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.html.sharding import common_name, folded
-from meshwise.units import GIB
+from meshwise.units import GIB, seconds_text
 
 EVIL = "</script><script>alert('x')</script>\"&\ud800"
 VOID = {"meta", "link", "rect", "path"}
@@ -213,7 +214,7 @@ def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
     assert "DataParallel()" in text
     assert "are free on the fullest device." in text
     assert "Layout of each argument" in text
-    assert "0/* (3)" in text
+    assert "w[*] (3)" in text
     assert "Collectives in a step" in text
     out = tmp_path / "plan.html"
     run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
@@ -237,27 +238,76 @@ def test_the_command_writes_the_page_of_a_pipeline(tmp_path: Path) -> None:
     assert "make it first" in run.output
 
 
+def test_rivals_stand_beside_the_plan() -> None:
+    plan = pipeline(2, 4)
+    rivals = (
+        RivalMethod(name="slow & safe", how="4 micro-batches", step_time_s=2 * plan.simulated_s,
+                    peak_bytes=GIB),
+        RivalMethod(name="large", peak_bytes=99 * GIB),
+        RivalMethod(name="odd", how="has no point for a batch of 7"),
+    )  # fmt: skip
+    page = plan_page(plan, rivals=rivals)
+    read(page)
+    section = page[page.index("Beside other methods") :].partition("<h2>")[0]
+    rows = [re.sub(r"<[^>]*>", "|", row) for row in section.split("<tr>")[2:]]
+    cells = [[cell for cell in row.split("|") if cell] for row in rows]
+    step = 2 * plan.simulated_s
+    assert cells[1] == [
+        "slow &amp; safe",
+        "4 micro-batches",
+        seconds_text(step),
+        "+100.0%",
+        "1 GiB",
+    ]
+    assert cells[2] == ["large", "does not fit", "at least 99 GiB"]
+    assert cells[3] == ["odd", "has no point for a batch of 7", "no plan", "-"]
+    assert "One that is faster" not in section
+    fast = (dataclasses.replace(rivals[0], step_time_s=plan.simulated_s / 2),)
+    assert "One that is faster" in plan_page(plan, rivals=fast)
+    assert "Beside other methods" not in plan_page(plan)
+
+
 def test_moments_share_the_row_of_their_parameter() -> None:
     whole, split = Layout(((), ())), Layout(((0,), ()))
     found = folded(
         [
-            ("p/a/kernel", (4, 4), split),
-            ("p/b/kernel", (4, 4), split),
-            ("p/a/bias", (8, 8), whole),
-            ("mu/a/kernel", (4, 4), split),
-            ("mu/b/kernel", (4, 4), whole),
-            ("mu/a/bias", (8, 8), whole),
+            (("p", ".a", ".kernel"), (4, 4), split),
+            (("p", ".b", ".kernel"), (4, 4), split),
+            (("p", ".a", ".bias"), (8, 8), whole),
+            (("mu", ".a", ".kernel"), (4, 4), split),
+            (("mu", ".b", ".kernel"), (4, 4), whole),
+            (("mu", ".a", ".bias"), (8, 8), whole),
         ]
     )
     rows = [(t.name, t.heads, t.layout) for t in found]
     assert rows == [
-        ("a/kernel", ("p", "mu"), split),
-        ("p/b/kernel", (), split),
-        ("a/bias", ("p", "mu"), whole),
-        ("mu/b/kernel", (), whole),
+        (".a.kernel", ("p", "mu"), split),
+        ("p.b.kernel", (), split),
+        (".a.bias", ("p", "mu"), whole),
+        ("mu.b.kernel", (), whole),
     ]
 
 
 def test_names_are_left_open_where_they_differ() -> None:
-    assert common_name(["0/block_1/w_2", "0/block_10/w_2"]) == "0/block_*/w_2"
-    assert common_name(["a_1"]) == "a_1"
+    names = [("s", f"['block_{k}']", "['w_2']") for k in (1, 10)]
+    assert common_name(names) == ("s", "['block_*']", "['w_2']")
+    assert common_name([("a_1",)]) == ("a_1",)
+
+
+def test_names_are_those_of_the_step() -> None:
+    plan = pipeline(2, 4)
+    spelling = (("0", "state"), ("0/params", ".params"), ("0/opt", ".opt"), ("1", "batch"))
+    named = dataclasses.replace(plan, spelling=spelling, tied=("0/params/embedding/table",))
+    page = plan_page(named)
+    text = " ".join(read(page).text)
+    for name in (
+        "Each of state.params, state.opt['mu'], state.opt['nu'].",
+        "['block_*']['attention']['query']['kernel']",
+        "Parameters that several layers read: state.params['embedding']['table'].",
+    ):
+        assert name in text
+    assert "<code>0/params/block_0/attention/query/kernel</code> is <code>state.params[" in page
+    # A plan of an earlier version does not know it.
+    old = plan_page(plan)
+    assert "Each of 0/params/" in old
+    assert "Names are those of the step" not in old

@@ -294,6 +294,30 @@ class ParallelStep(PlannedStep):
             return self.plan(*args, **options).explain()
         return self.priced(*args, **options).explain()
 
+    def page(self, *args: PyTree, rivals: bool = False, **kwargs: PyTree) -> str:
+        """Return the plan as one HTML file with pictures, which fetches nothing.
+
+        Args:
+            *args: As for `plan`.
+            rivals: Whether it shows data parallelism, ZeRO and Megatron beside the plan, with the
+                same costs; each is planned for it.
+            **kwargs: As for `plan`.
+
+        Raises:
+            PlanError: with rivals: the plan is replayed or follows another step.
+            ClusterError: with rivals: the plan has stages, and hosts differ.
+        """
+        from meshwise.planner.rival_methods import rivals_of
+        from meshwise.report.html.page import plan_page
+
+        binding, call = self._taken_apart(args, kwargs)
+        planned = self._plan(binding, call)
+        if not rivals:
+            return plan_page(planned.plan)
+        with own_context():
+            found = rivals_of(planned, self._given(binding, call), self._request)
+        return plan_page(planned.plan, rivals=found)
+
     def init(self, fun: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Create the state where the plan wants it: no device ever holds all of it.
 
@@ -543,12 +567,7 @@ class ParallelStep(PlannedStep):
     def _plan(self, binding: Binding, call: Call) -> PlannedCall:
         key = self._key(binding, call)
         if key not in self._planned:
-            given = StepCall(
-                fun=under_mesh(self._function(binding, call), users_mesh()),
-                args=call.args,
-                kwargs=call.kwargs,
-                signature=binding.signature,
-            )
+            given = self._given(binding, call)
             job, name = self._job(), self._options.name
             request = replace(self._request, placement=self._placement(given))
             with own_context():
@@ -577,6 +596,15 @@ class ParallelStep(PlannedStep):
     def _job(self) -> Job | None:
         """Return the processes that run the step together; None if this one runs it alone."""
         return None if self._is_alone else current_job()
+
+    def _given(self, binding: Binding, call: Call) -> StepCall:
+        """Return a call as planning takes it."""
+        return StepCall(
+            fun=under_mesh(self._function(binding, call), users_mesh()),
+            args=call.args,
+            kwargs=call.kwargs,
+            signature=binding.signature,
+        )
 
     def _one_program(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], refusal: str

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import click
 
+from meshwise.api.arguments import positional_parameters
+from meshwise.baselines.rival_method import RivalMethod
 from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
@@ -172,6 +174,13 @@ Examples:
     help="The plan and its simulated step as one HTML file with pictures.",
 )
 @click.option(
+    "--rivals",
+    "with_rivals",
+    is_flag=True,
+    help="With --html: price data parallelism, ZeRO and Megatron-LM's grid too, and show them "
+    "beside the plan. May take longer than the plan.",
+)
+@click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
 )
 def plan(
@@ -200,6 +209,7 @@ def plan(
     uses_cache: bool,
     trace_file: Path | None,
     html_file: Path | None,
+    with_rivals: bool,
     as_json: bool,
 ) -> None:
     """Plan a training step on a cluster: stages, submeshes, layouts, micro-batches, schedule.
@@ -212,6 +222,7 @@ def plan(
     if target is not None and not verify:
         raise click.UsageError("--target goes with --verify")
     _check_trainer(trainer, cluster, is_free=not pins and not measure)
+    _check_rivals(with_rivals, html_file, cluster, is_measured=measure)
     start = time.monotonic()
 
     def report(text: str) -> None:
@@ -259,7 +270,8 @@ def plan(
         found = replace(found, model=name)
     except MeshwiseError as error:
         raise click.ClickException(str(error)) from error
-    unwritten = list(_unwritten(_texts(found, timeline, trace_file, html_file, out)))
+    rivals = cache(partial(_rivals, planned, request, report)) if with_rivals else tuple
+    unwritten = list(_unwritten(_texts(found, timeline, trace_file, html_file, out, rivals)))
     # What minutes were spent on is not lost with a disk that is full.
     is_lost = any(path == out for path, _ in unwritten)
     if trainer is None or is_lost:
@@ -269,7 +281,8 @@ def plan(
         answer = _answer(trainer, planned, request, report)
         if answer.plan is not planned.plan:
             found = replace(answer.plan, model=found.model)
-            unwritten += _unwritten(_texts(found, answer.timeline, trace_file, html_file, out))
+            texts = _texts(found, answer.timeline, trace_file, html_file, out, rivals)
+            unwritten += _unwritten(texts)
         click.echo(answer.to_json() if as_json else answer.text(), nl=False)
     if verified:
         click.echo(f"\n{verified}", nl=False, err=as_json)
@@ -294,6 +307,36 @@ def _check_trainer(trainer: str | None, cluster: ClusterSpec, *, is_free: bool) 
         )
 
 
+def _check_rivals(
+    is_asked: bool, html_file: Path | None, cluster: ClusterSpec, *, is_measured: bool
+) -> None:
+    """Refuse what rivals do not go with.
+
+    Raises:
+        click.UsageError: there is no page, the plan is measured, or hosts differ.
+    """
+    if not is_asked:
+        return
+    if html_file is None:
+        raise click.UsageError("--rivals goes with --html, whose page shows them")
+    if is_measured:
+        raise click.UsageError(
+            "--rivals have the costs of the model: leave --measure out, or --rivals"
+        )
+    if cluster.is_mixed:
+        raise click.UsageError(
+            f"--rivals: all hosts must be equal, and those of {cluster.name} differ"
+        )
+
+
+def _rivals(
+    planned: PlannedPipeline, request: PipelineRequest, report: Callable[[str], None]
+) -> tuple[RivalMethod, ...]:
+    from meshwise.planner.rival_methods import rivals_of_pipeline
+
+    return rivals_of_pipeline(planned, request, report)
+
+
 def _answer(
     trainer: str, planned: PlannedPipeline, request: PipelineRequest, report: Callable[[str], None]
 ) -> TrainerAnswer:
@@ -306,11 +349,16 @@ def _answer(
 
 
 def _texts(
-    plan: Plan, timeline: Timeline, trace: Path | None, page: Path | None, out: Path | None
+    plan: Plan,
+    timeline: Timeline,
+    trace: Path | None,
+    page: Path | None,
+    out: Path | None,
+    rivals: Callable[[], Sequence[RivalMethod]],
 ) -> dict[Path | None, Callable[[], str]]:
-    """Return what is written to each file that is asked for."""
+    """Return what is written to each file that is asked for; the plan before rivals are priced."""
     texts: dict[Path | None, Callable[[], str]] = {trace: partial(chrome_trace, timeline)}
-    return texts | {page: partial(plan_page, plan), out: plan.to_json}
+    return texts | {out: plan.to_json, page: lambda: plan_page(plan, rivals=rivals())}
 
 
 def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple[Path, str]]:
@@ -342,7 +390,13 @@ class _Planner:
     def plan(self, share: float = 1.0) -> PlannedPipeline:
         """Plan for this share of the memory of every device."""
         asked = replace(self.request, memory_share=share)
-        signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
         fun, *args = self.step
+        found = zip(range(len(args)), positional_parameters(fun) or (), strict=False)
+        signature = StepSignature(
+            batch_argnums=(1,),
+            batch_dims=0,
+            donate_argnums="auto",
+            parameters=tuple((number, parameter.name) for number, parameter in found),
+        )
         with collection_paused():
             return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report, self.records)

@@ -63,6 +63,8 @@ class PlanRecord:
         replicated: What runs whole on every device.
         parameters: Number in the call, static arguments counted, and name (may be empty) of each
             positional argument; paths of arguments begin with these numbers.
+        spelling: How the user writes paths of arguments where they do not say it themselves, see
+            `plan.spelling`; empty in files that did not say it.
         rivals: What other choices would cost, if it was asked.
         memory_price: What more memory would save, if it was asked.
         warnings: What the user should know.
@@ -99,6 +101,7 @@ class PlanRecord:
     fingerprint: str = ""
     replicated: Replicated = NOTHING_REPLICATED
     parameters: tuple[tuple[int, str], ...] = ()
+    spelling: tuple[tuple[str, str], ...] = ()
     rivals: tuple[Rival, ...] = ()
     memory_price: MemoryPrice | None = None
     warnings: tuple[str, ...] = ()

@@ -76,6 +76,7 @@ def followed_stages(call: StepCall, plan: Plan, request: PlanRequest) -> Followe
         plan=replace(
             _forward_plan(cut, ways, step, homes, plan, request),
             parameters=call.parameters,
+            spelling=opened.spelling,
             warnings=tuple(warnings),
         ),
     )

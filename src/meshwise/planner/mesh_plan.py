@@ -93,6 +93,7 @@ def finished_plan(
         fingerprint=fingerprint(step.graph),
         replicated=work.replicated.shares(),
         parameters=step.parameters,
+        spelling=step.spelling,
         warnings=(
             *step.warnings,
             *dropped_on(

@@ -167,6 +167,7 @@ def plan_pipeline(
         whole_plan(found.plan, whole),
         method=method,
         parameters=parameters,
+        spelling=opened.spelling,
         warnings=(*found.plan.warnings, *dropped),
     )
     return replace(found, plan=plan)

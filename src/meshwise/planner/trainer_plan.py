@@ -42,7 +42,7 @@ def trainer_answer(
     """
     layers = planned.layers
     with collection_paused():
-        blocks = _in_blocks(layers)
+        blocks = in_blocks(layers)
         options = search_options(blocks, planned.plan.step_flop, request)
         best = best_point(trainer, blocks, request.cluster, options, report)
         if best.timeline.step_time_s < planned.timeline.step_time_s:
@@ -63,12 +63,13 @@ def _faster(planned: PlannedPipeline, other: PlannedPipeline | None) -> PlannedP
         other.plan,
         method=asked.method,
         parameters=asked.parameters,
+        spelling=asked.spelling,
         joins_attention=asked.joins_attention,
     )
     return replace(other, plan=plan)
 
 
-def _in_blocks(layers: Layering) -> Layering:
+def in_blocks(layers: Layering) -> Layering:
     """Return the same step, cut where the model repeats."""
     chain = layers.cutter.chain
     return Layering(

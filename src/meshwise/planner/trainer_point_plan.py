@@ -77,7 +77,7 @@ class PointPlanner:
         shape = Shape(
             kind, point.pipeline, point.num_microbatches, self.cluster.num_hosts, schedule
         )
-        mesh = kind.mesh(self.trainer.mesh_shape(point))
+        mesh = self.trainer.mesh(point, kind)
         second = guessed_s([kind], self.cluster, options)
         for price in (*PRICES, DEAREST):
             way = priced_way(kind, mesh, point.remat, price, options, second)

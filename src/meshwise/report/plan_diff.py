@@ -283,7 +283,7 @@ def _others(first: Plan, second: Plan) -> list[Difference]:
     """Fields of the files that are shown nowhere else."""
     one: dict[str, Json] = json.loads(first.to_json())
     two: dict[str, Json] = json.loads(second.to_json())
-    names = [name for name in one if name not in _SHOWN and one[name] != two[name]]
+    names = sorted(n for n in (one | two).keys() - _SHOWN if one.get(n) != two.get(n))
     if one["collectives"] != two["collectives"] and not _collectives(first, second):
         names.append("source lines of collectives")
     has_layouts = bool(_layouts(first, second))

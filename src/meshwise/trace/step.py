@@ -18,6 +18,7 @@ from meshwise.jax_compat.contexts import explicit, is_unbound_axis
 from meshwise.jax_compat.cudnn import is_missing_cudnn
 from meshwise.jax_compat.jaxprs import Aval, ClosedJaxpr
 from meshwise.jax_compat.source_lines import raising_line
+from meshwise.plan.spelling import default_key
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
@@ -67,6 +68,11 @@ class StepSignature:
         """Number of an argument in the user's call."""
         return self.parameters[argnum][0] if argnum < len(self.parameters) else argnum
 
+    def written(self, argnum: int) -> str:
+        """Return an argument as the step writes it: its name, or `args[0]` where it has none."""
+        name = self.parameters[argnum][1] if argnum < len(self.parameters) else ""
+        return name or f"args[{self.number(argnum)}]"
+
     def label(self, argnum: int) -> str:
         """Return what a message calls an argument."""
         return self.labels[argnum] if argnum < len(self.labels) else f"argument {argnum}"
@@ -88,6 +94,7 @@ class TracedStep:
         num_microbatches: B.
         warnings: What the user asked for and does not get.
         parameters: Number and name of each positional argument in the user's call.
+        spelling: How the user writes paths of arguments, as `plan.spelling` keeps it.
     """
 
     program: Program
@@ -100,6 +107,7 @@ class TracedStep:
     num_microbatches: int
     warnings: tuple[str, ...] = ()
     parameters: tuple[tuple[int, str], ...] = ()
+    spelling: tuple[tuple[str, str], ...] = ()
     weak_results: tuple[int, ...] = ()
 
 
@@ -167,6 +175,7 @@ class OpenStep:
         labels: What messages call them, as `argument 1 (batch)['x']`.
         warnings: What the user asked for and does not get.
         parameters: Number and name of each positional argument in the user's call.
+        spelling: How the user writes paths of arguments, as `plan.spelling` keeps it.
     """
 
     closed: ClosedJaxpr
@@ -180,6 +189,7 @@ class OpenStep:
     labels: tuple[str, ...]
     warnings: tuple[str, ...]
     parameters: tuple[tuple[int, str], ...]
+    spelling: tuple[tuple[str, str], ...]
 
     @property
     def weak_results(self) -> tuple[int, ...]:
@@ -233,6 +243,7 @@ def open_step(
         batch_dims=batch_dims,
         aliases=aliases,
         names=argument_names(specs, signature),
+        spelling=_spelling(specs, signature),
         labels=tuple(labels),
         warnings=tuple(
             f"donate_argnums names {signature.label(argnum)}, but the step returns nothing with "
@@ -333,6 +344,7 @@ def trace_step(
         num_microbatches=num_microbatches,
         warnings=opened.warnings,
         parameters=opened.parameters,
+        spelling=opened.spelling,
         weak_results=opened.weak_results,
     )
 
@@ -364,6 +376,22 @@ def _path_name(path: KeyPath, signature: StepSignature) -> str:
     part, argument, *rest = path
     first = str(signature.number(argument.idx)) if part.idx == 0 else str(argument.key)
     return "/".join((first, *(jax.tree_util.keystr((key,), simple=True) for key in rest)))
+
+
+def _spelling(given: Any, signature: StepSignature) -> tuple[tuple[str, str], ...]:
+    """Return how the step writes the parts of `(args, kwargs)`, as `plan.spelling` keeps it."""
+    found: dict[str, str] = {}
+    for (part, argument, *rest), _ in jax.tree_util.tree_flatten_with_path(given)[0]:
+        is_positional = part.idx == 0
+        path = str(signature.number(argument.idx)) if is_positional else str(argument.key)
+        found[path] = signature.written(argument.idx) if is_positional else path
+        for key in rest:
+            simple = jax.tree_util.keystr((key,), simple=True)
+            path, word = f"{path}/{simple}", jax.tree_util.keystr((key,))
+            # A key with separators is one word.
+            if word != default_key(simple) or "/" in simple:
+                found[path] = word
+    return tuple(found.items())
 
 
 def _labels(specs: Any, signature: StepSignature) -> list[str]:

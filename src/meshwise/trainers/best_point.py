@@ -1,4 +1,4 @@
-"""The fastest point of a trainer that fits.
+"""The fastest point of a trainer, or of another space of points, that fits.
 
 Points are planned and simulated in the order of their lower bounds.  Left out are points whose
 stages would be meshes of more axes than `views.MAX_AXES`: there are too many layouts on them.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,13 +26,23 @@ from meshwise.simulate.timeline import Timeline
 from meshwise.trainers.point import TrainerPoint
 from meshwise.trainers.priced_points import PointPrices, PricedPoint, least_s
 from meshwise.trainers.sizes import Sizes, sizes_of
-from meshwise.trainers.trainer import Trainer
+from meshwise.trainers.trainer import PointSpace
 from meshwise.units import bytes_text
 
 _Planned: TypeAlias = tuple[PricedPoint, Timeline]
 
 # Copies whose parameters and state take more than this times the memory do not fit at any price.
 _HOPELESS = 1.5
+
+
+class NothingFitsError(InfeasibleError):
+    """No point fits into memory.
+
+    Attributes:
+        num_bytes: What a device needs at least at the point that needs least.
+    """
+
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +69,7 @@ class BestPoint:
 
 
 def best_point(
-    trainer: Trainer,
+    trainer: PointSpace,
     source: LayerSource,
     cluster: ClusterSpec,
     options: SearchOptions,
@@ -67,7 +78,7 @@ def best_point(
     """Return the point of a trainer that is fastest by simulation among those that fit.
 
     Args:
-        trainer: The trainer.
+        trainer: The trainer, or another space of points.
         source: The layers of the model, cut into its blocks.
         cluster: Equal hosts.
         options: Batch, micro-batches, memory.
@@ -75,7 +86,8 @@ def best_point(
 
     Raises:
         ClusterError: hosts differ.
-        InfeasibleError: there is no point, or none fits; the text names the nearest.
+        InfeasibleError: there is no point.
+        NothingFitsError: none fits; the text names the nearest.
         PlanError: a number of micro-batches does not divide the batch.
     """
     sizes = sizes_of(source, cluster, options)
@@ -141,7 +153,7 @@ class _Search:
                 key = (replace(asked, num_microbatches=1), price)
                 if asked.num_microbatches <= refused.get(key, 0):
                     continue
-                self.report(f"{trainer.name}: {asked}")
+                self.report(f"{trainer.name}: {trainer.words(asked)}")
                 planned.add(point)
                 priced = self._priced(asked, price)
                 if priced is None:
@@ -181,7 +193,8 @@ class _Search:
         try:
             return self.prices.priced(point, price)
         except (InfeasibleError, TraceError) as error:
-            self.report(f"{self.prices.trainer.name}: {point}: {error}")
+            trainer = self.prices.trainer
+            self.report(f"{trainer.name}: {trainer.words(point)}: {error}")
             return None
 
     def _fitting(self, priced: PricedPoint) -> Timeline | float:
@@ -196,12 +209,15 @@ class _Search:
     def _nothing_fits(
         self, count: int, needs: list[tuple[float, int, TrainerPoint]]
     ) -> InfeasibleError:
-        title, has = self.prices.trainer.title, self.prices.memory_bytes
+        trainer, has = self.prices.trainer, self.prices.memory_bytes
+        title = trainer.title
         if not needs:
             return InfeasibleError(f"{title}: none of {count} points has a plan for these layers")
         need, _, nearest = min(needs)
-        return InfeasibleError(
+        error = NothingFitsError(
             f"{title}: none of {count} points fits into the memory of a device, {bytes_text(has)}; "
-            f"nearest is {nearest}, which needs at least {bytes_text(need)}, "
+            f"nearest is {trainer.words(nearest)}, which needs at least {bytes_text(need)}, "
             f"{bytes_text(need - has)} too much; take more devices, or a smaller batch"
         )
+        error.num_bytes = math.ceil(need)
+        return error

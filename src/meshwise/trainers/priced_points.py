@@ -9,6 +9,7 @@ from meshwise.baselines.pipelines.block_layers import body_of
 from meshwise.baselines.pipelines.even_stages import chunk_ranges, stage_kind
 from meshwise.baselines.pipelines.fixed_problem import fixed_problem
 from meshwise.baselines.pipelines.layer_costs import MethodCosts
+from meshwise.baselines.pipelines.layer_methods import LayerMethod
 from meshwise.baselines.pipelines.simulated import SimulatedPipeline, simulate
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
@@ -22,10 +23,9 @@ from meshwise.inter.stages.stage_problem import StageSpan
 from meshwise.intra.evaluators import Evaluators
 from meshwise.simulate.chunks import Chunk
 from meshwise.simulate.timeline import Timeline
-from meshwise.trainers.layer_axes import LayerAxes
 from meshwise.trainers.point import TrainerPoint
 from meshwise.trainers.sizes import Sizes
-from meshwise.trainers.trainer import Trainer
+from meshwise.trainers.trainer import PointSpace
 
 _IN_FLIGHT = 4.0
 
@@ -56,14 +56,14 @@ class PointPrices:
     """Prices points; what it learns of layers serves other points.
 
     Attributes:
-        trainer: Whose points they are.
+        trainer: The space of the points.
         source: The layers of the model, cut into its blocks.
         cluster: Equal hosts.
         options: Options of the search.
         sizes: Numbers of the model and the cluster.
     """
 
-    trainer: Trainer
+    trainer: PointSpace
     source: LayerSource
     cluster: ClusterSpec
     options: SearchOptions
@@ -71,8 +71,8 @@ class PointPrices:
     _evaluators: Evaluators = field(
         default_factory=Evaluators, init=False, repr=False, compare=False
     )
-    _costs: dict[LayerAxes, MethodCosts] = field(
-        default_factory=dict[LayerAxes, MethodCosts], init=False, repr=False, compare=False
+    _costs: dict[LayerMethod, MethodCosts] = field(
+        default_factory=dict[LayerMethod, MethodCosts], init=False, repr=False, compare=False
     )
 
     @property
@@ -103,9 +103,7 @@ class PointPrices:
         bytes_price = BytePrice(
             seconds_per_byte=price * second / self.memory_bytes, in_flight=_IN_FLIGHT
         )
-        way = Variant(
-            mesh=kind.mesh(self.trainer.mesh_shape(point)), remat=point.remat, price=bytes_price
-        )
+        way = Variant(mesh=self.trainer.mesh(point, kind), remat=point.remat, price=bytes_price)
         classes = self.source.classes
         ranges = chunk_ranges(body_of(classes), len(classes), point.pipeline * point.chunks)
         found = [self._costs[axes].run(way, point.num_microbatches, *run) for run in ranges]

@@ -202,6 +202,7 @@ _PLAN = {
     "fingerprint": TEXT,
     "replicated": _REPLICATED,
     "parameters": list_of(pair_of(SIZE, TEXT)),
+    "spelling": list_of(pair_of(TEXT, TEXT)),
     "rivals": list_of(_RIVAL),
     "memory_price": or_none(_MEMORY_PRICE),
     "warnings": list_of(TEXT),
@@ -210,7 +211,7 @@ _PLAN = {
     "verified": TEXT,
 }
 # Left out where they are empty.
-_OPTIONAL = ("verified", "transfers", "joins_attention")
+_OPTIONAL = ("verified", "transfers", "joins_attention", "spelling")
 
 
 def plan_to_json(plan: PlanRecord) -> str:

@@ -6,6 +6,7 @@ import importlib.resources
 import string
 from collections.abc import Sequence
 
+from meshwise.baselines.rival_method import RivalMethod
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.device_memory import MemoryCheck, mesh_memory_bytes, plan_memory
@@ -15,6 +16,7 @@ from meshwise.report.html.cluster_map import cluster_map
 from meshwise.report.html.hosts import hosts_section
 from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts
+from meshwise.report.html.rivals import rivals_section
 from meshwise.report.html.seconds import seconds_section
 from meshwise.report.html.sharding import sharding_section
 from meshwise.report.html.stages import stage_table, tried_table
@@ -31,13 +33,19 @@ from meshwise.units import bytes_text, flop_text, seconds_text
 Tile = tuple[str, str, str]
 
 
-def plan_page(plan: Plan, measured: Timeline | None = None, hosts: Sequence[HostStats] = ()) -> str:
+def plan_page(
+    plan: Plan,
+    measured: Timeline | None = None,
+    hosts: Sequence[HostStats] = (),
+    rivals: Sequence[RivalMethod] = (),
+) -> str:
     """Return one HTML file with everything in it: no network, no other file.
 
     Args:
         plan: The plan.
         measured: A step as it ran, shown below the simulated one.
         hosts: The processes of the job that ran it.
+        rivals: What other methods can do, to be shown beside it.
 
     Raises:
         PlanError: the plan cannot be simulated.
@@ -56,6 +64,7 @@ def plan_page(plan: Plan, measured: Timeline | None = None, hosts: Sequence[Host
         + (f"<p>The gap is to the best of: {escaped(plan.space)}.</p>" if plan.space else "")
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)
         + seconds_section(plan, simulation)
+        + rivals_section(plan, rivals)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
         + hosts_section(hosts)
         + sharding_section(plan)

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, num_parts
 from meshwise.plan.counts.contents import pattern
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
+from meshwise.plan.spelling import spelled
 from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.text.columns import ranges_text
 from meshwise.report.html.markup import (
@@ -41,12 +43,16 @@ EXPLAINED = (
 )
 
 
+# The name of an argument and its keys, a shape and a layout.
+NamedTensor: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], Layout]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownTensor:
     """Tensors of one shape that lie in one way.
 
     Attributes:
-        name: Their name, or the part of it that they share.
+        name: Their name as the user writes it, or the part of it that they share.
         heads: What stands before it, where there are several.
         shape: Shape of each.
         layout: Layout of each.
@@ -81,24 +87,40 @@ def sharding_section(plan: Plan) -> str:
     if plan.schedule == ONE_PROGRAM:
         (kind,) = kinds
         return (
-            f"<h2>Layout of each argument</h2><p>{EXPLAINED}</p>"
+            f"<h2>Layout of each argument</h2><p>{EXPLAINED}</p>{_of_pins(plan)}"
             f'<section class="card">{axes_legend(kind.mesh)}{_tensors(kind)}</section>'
         )
     cards = '<div class="cards">' + "".join(_card(kind) for kind in kinds) + "</div>"
     return (
         "<h2>Layout of each layer</h2>"
         f"<p>Layers whose parameters and optimizer state lie in one way share a letter. {EXPLAINED}"
-        f"</p>{_tied(plan)}" + _strip(plan, kinds) + cards
+        f"</p>{_of_pins(plan)}{_tied(plan)}" + _strip(plan, kinds) + cards
     )
 
 
 def _tied(plan: Plan) -> str:
     if not plan.tied:
         return ""
-    return f"<p>Parameters that several layers read: {escaped(', '.join(plan.tied))}.</p>"
+    spelling = dict(plan.spelling)
+    names = ", ".join("".join(spelled(name, spelling)) for name in plan.tied)
+    return f"<p>Parameters that several layers read: {escaped(names)}.</p>"
+
+
+def _of_pins(plan: Plan) -> str:
+    """Return how a pin names what the page names otherwise, with the longest path as example."""
+    paths = [x.name for stage in plan.stages for x in stage.arguments]
+    if not plan.spelling or not paths:
+        return ""
+    path = max(paths, key=len)
+    name = "".join(spelled(path, dict(plan.spelling)))
+    return (
+        f"<p>Names are those of the step; pins, and the text below, have paths: <code>"
+        f"{escaped(path)}</code> is <code>{escaped(name)}</code>.</p>"
+    )
 
 
 def _kinds(plan: Plan) -> list[LayerKind]:
+    spelling = dict(plan.spelling)
     groups: dict[object, list[tuple[int, Stage, Layer]]] = {}
     for number, stage in enumerate(plan.stages):
         for layer in stage.layers:
@@ -109,40 +131,45 @@ def _kinds(plan: Plan) -> list[LayerKind]:
         LayerKind(
             letters=_letters(k),
             mesh=found[0][1].mesh,
-            tensors=folded(_inputs([layer for _, _, layer in found])),
+            tensors=folded(_inputs([layer for _, _, layer in found], spelling)),
             places=tuple((number, layer.layer) for number, _, layer in found),
         )
         for k, found in enumerate(groups.values())
     ]
 
 
-def _inputs(layers: Sequence[Layer]) -> list[tuple[str, tuple[int, ...], Layout]]:
+def _inputs(layers: Sequence[Layer], spelling: Mapping[str, str]) -> list[NamedTensor]:
     """Return the inputs of layers that differ at most in the numbers of their names."""
     if len(layers) == 1:
-        return _together(layers[0])
+        return _together(layers[0], spelling)
     names = zip(*([x.name for x in layer.arguments] for layer in layers), strict=True)
     return [
-        (common_name(same), x.shape, x.layout)
+        (common_name([spelled(name, spelling) for name in same]), x.shape, x.layout)
         for same, x in zip(names, layers[0].arguments, strict=True)
     ]
 
 
-def _together(layer: Layer) -> list[tuple[str, tuple[int, ...], Layout]]:
+def _together(layer: Layer, spelling: Mapping[str, str]) -> list[NamedTensor]:
     """Return arguments of a layer; those that differ only in a number of their name are one."""
-    groups: dict[tuple[str, tuple[int, ...], Layout], list[str]] = {}
+    groups: dict[tuple[str, tuple[int, ...], Layout], list[tuple[str, ...]]] = {}
     for k, x in enumerate(layer.arguments):
-        name = x.name or f"input {k}"
-        groups.setdefault((pattern(name), x.shape, x.layout), []).append(name)
+        name = spelled(x.name, spelling) if x.name else (f"input {k}",)
+        key = (pattern(x.name or name[0]), x.shape, x.layout)
+        groups.setdefault(key, []).append(name)
     return [
-        (common_name(names) + (f" ({len(names)})" if len(names) > 1 else ""), shape, layout)
+        (common_name(names) + ((f" ({len(names)})",) if len(names) > 1 else ()), shape, layout)
         for (_, shape, layout), names in groups.items()
     ]
 
 
-def common_name(names: Sequence[str]) -> str:
-    """`block_*/kernel`: names with the numbers left open in which they differ."""
-    parts = zip(*(re.split(r"(\d+)", name) for name in names), strict=True)
-    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+def common_name(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return names with the numbers left open in which they differ, as `['block_*']`."""
+    words = zip(*names, strict=True)
+    split = ([re.split(r"(\d+)", one) for one in word] for word in words)
+    return tuple(
+        "".join(p[0] if len(set(p)) == 1 else "*" for p in zip(*parts, strict=True))
+        for parts in split
+    )
 
 
 def _letters(number: int) -> str:
@@ -155,26 +182,23 @@ def _letters(number: int) -> str:
     return text
 
 
-def folded(inputs: Sequence[tuple[str, tuple[int, ...], Layout]]) -> tuple[ShownTensor, ...]:
+def folded(inputs: Sequence[NamedTensor]) -> tuple[ShownTensor, ...]:
     """Return tensors with what is kept beside them: equal ends of names, shapes and layouts.
 
     So a parameter and its moments share a row.  What stands before the end is kept.
     """
     ends: dict[tuple[str, ...], int] = {}
-    for name, _, _ in inputs:
-        words = tuple(name.split("/"))
+    for words, _, _ in inputs:
         for start in range(len(words)):
             ends[words[start:]] = ends.get(words[start:], 0) + 1
     groups: dict[tuple[str, tuple[int, ...], Layout], list[str]] = {}
-    for name, shape, layout in inputs:
-        words = tuple(name.split("/"))
+    for words, shape, layout in inputs:
         start = next((s for s in range(len(words)) if ends[words[s:]] > 1), 0)
-        groups.setdefault(("/".join(words[start:]), shape, layout), []).append(
-            "/".join(words[:start])
-        )
+        key = ("".join(words[start:]), shape, layout)
+        groups.setdefault(key, []).append("".join(words[:start]))
     return tuple(
         ShownTensor(
-            name=name if len(heads) > 1 else "/".join(filter(None, (heads[0], name))),
+            name=name if len(heads) > 1 else heads[0] + name,
             heads=tuple(heads) if len(heads) > 1 else (),
             shape=shape,
             layout=layout,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
-from meshwise.report.html.markup import escaped
+from meshwise.report.accuracy import Finding, accuracy_of
+from meshwise.report.html.markup import escaped, html_table
 
 
 def usage_section(plan: Plan) -> str:
@@ -21,12 +24,12 @@ def usage_section(plan: Plan) -> str:
 
 
 def _trust(plan: Plan) -> str:
-    """Return what the numbers stand on."""
-    name = plan.stages[0].mesh.device.name
+    """Return what the numbers stand on, and how near such numbers came to what was measured."""
+    names = list(dict.fromkeys(stage.mesh.device.name for stage in plan.stages))
     says = [
-        f"Seconds follow from what the description of the cluster says of {name} and its links: "
-        "FLOP/s, bytes/s and latencies. `meshwise calibrate` measures them on devices that are "
-        "there.",
+        f"Seconds follow from what the description of the cluster says of {' and '.join(names)}, "
+        "and of links: FLOP/s, bytes/s and latencies. `meshwise calibrate` measures them on "
+        "devices that are there.",
         "Bytes of collectives are those of the program, exactly. Memory is a prediction; "
         + (
             f"{plan.verified[0].upper()}{plan.verified[1:]}."
@@ -39,4 +42,28 @@ def _trust(plan: Plan) -> str:
             "The pipeline is simulated, task by task. `meshwise train --stages ... --trace` "
             "measures a step, mesh by mesh."
         )
-    return "".join(f"<p>{escaped(text)}</p>" for text in says)
+    rows = [
+        _accuracy(what, finding)
+        for name in names
+        for what, finding in (
+            (f"memory, {name}", accuracy_of(name).memory),
+            (f"step time, {name}", accuracy_of(name).time),
+        )
+    ]
+    return (
+        "<h2>How exact the predictions are</h2>"
+        + "".join(f"<p>{_with_code(text)}</p>" for text in says)
+        + html_table(("predicted", "compared with what was compiled or measured"), rows, "ww")
+    )
+
+
+def _accuracy(what: str, finding: Finding) -> tuple[str, str]:
+    """Return a row: what a comparison found, and the pages that have it."""
+    pages = ", ".join(dict.fromkeys(f"docs/measurements/{page}" for page, _ in finding.quotes))
+    source = f"<small>{escaped(pages)}</small>" if pages else ""
+    return escaped(what), _with_code(finding.says[0].upper() + finding.says[1:]) + "." + source
+
+
+def _with_code(text: str) -> str:
+    """Return a text as HTML; what stands between backticks is code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escaped(text))

@@ -1,0 +1,177 @@
+"""Data parallelism, ZeRO and Megatron's grid for a step that has a plan, at the same costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshwise.baselines.pipelines.even_stages import divisors, stage_kind
+from meshwise.baselines.rival_method import RivalMethod
+from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
+from meshwise.inter.cost_table.variant_costs import logical_views
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.intra.limit.refusal import TooLargeError
+from meshwise.plan.plan import Plan
+from meshwise.planner.one_mesh import plan_on
+from meshwise.planner.pipeline import search_options
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.step import PlannedCall, PlannedProgram, plan_call
+from meshwise.planner.step_call import StepCall
+from meshwise.planner.trainer_plan import in_blocks
+from meshwise.request import methods
+from meshwise.request.pipeline_request import PipelineRequest, pipeline_request
+from meshwise.request.plan_request import PlanRequest
+from meshwise.system.collector import collection_paused
+from meshwise.trace.layers.layering import Layering
+from meshwise.trainers.best_point import NothingFitsError, best_point
+from meshwise.trainers.megatron import Megatron
+from meshwise.trainers.one_mesh import ONE_MESH
+from meshwise.trainers.trainer import PointSpace
+
+Report = Callable[[str], object]
+
+# Of meshes that are tried besides that of one axis.
+_TWO_AXES = 2
+
+
+def rivals_of(
+    planned: PlannedCall, call: StepCall, request: PlanRequest
+) -> tuple[RivalMethod, ...]:
+    """Return the fastest of each method beside the plan of a call.
+
+    Args:
+        planned: The call with its plan.
+        call: The call.
+        request: What was asked of the plan.
+
+    Raises:
+        PlanError: the plan is replayed or follows another step, so that nothing was chosen.
+        ClusterError: it has stages, and hosts differ.
+    """
+    if isinstance(request.method, (methods.Replay, methods.Follow)):
+        raise PlanError(
+            f"{type(request.method).__name__} takes a plan as it is, so it has no rivals; ask for "
+            "them where the plan is made, as with method=mw.Auto()"
+        )
+    if isinstance(planned, PlannedPipeline):
+        return rivals_of_pipeline(planned, pipeline_request(request))
+    assert isinstance(planned, PlannedProgram)
+    return rivals_on_one_mesh(planned, call, request)
+
+
+def rivals_of_pipeline(
+    planned: PlannedPipeline, request: PipelineRequest, report: Report = lambda _: None
+) -> tuple[RivalMethod, ...]:
+    """Return the fastest of each method beside a plan with stages.
+
+    Args:
+        planned: The plan of the step.
+        request: What was asked of it: cluster, batch, micro-batches, remat and memory hold for the
+            rivals too, what it pins does not.
+        report: Is told of progress.
+
+    Raises:
+        ClusterError: hosts differ.
+    """
+    kind = stage_kind(request.cluster, 1)
+    assert kind is not None  # all devices
+    spaces: list[list[PointSpace]] = [
+        [method(mesh) for mesh in logical_views(kind)] for method in ONE_MESH
+    ]
+    with collection_paused():
+        blocks = in_blocks(planned.layers)
+        options = search_options(blocks, planned.plan.step_flop, request)
+        return tuple(
+            _best_of([_fastest(s, blocks, request.cluster, options, report) for s in some])
+            for some in [*spaces, [Megatron()]]
+        )
+
+
+def _fastest(
+    space: PointSpace,
+    blocks: Layering,
+    cluster: ClusterSpec,
+    options: SearchOptions,
+    report: Report,
+) -> RivalMethod:
+    try:
+        best = best_point(space, blocks, cluster, options, report)
+    except NothingFitsError as error:
+        return RivalMethod(name=space.title, peak_bytes=error.num_bytes)
+    except InfeasibleError as error:
+        return RivalMethod(name=space.title, how=str(error))
+    return RivalMethod(
+        name=space.title,
+        how=space.words(best.point),
+        step_time_s=best.timeline.step_time_s,
+        peak_bytes=max(best.timeline.peak_bytes),
+    )
+
+
+def _best_of(rivals: Sequence[RivalMethod]) -> RivalMethod:
+    """Return the fastest; where none fits, the one that needs least."""
+    none = math.inf
+    return min(
+        rivals,
+        key=lambda r: (
+            none if r.step_time_s is None else r.step_time_s,
+            none if r.peak_bytes is None else r.peak_bytes,
+        ),
+    )
+
+
+def rivals_on_one_mesh(
+    planned: PlannedProgram, call: StepCall, request: PlanRequest
+) -> tuple[RivalMethod, ...]:
+    """Return the fastest of each method beside a plan of one mesh, where Megatron has no stages.
+
+    Args:
+        planned: The plan of the step.
+        call: The call that it is for.
+        request: What was asked of its plan: cluster, micro-batches, statistics and memory hold for
+            the rivals too, what it pins does not.
+    """
+    cluster = request.cluster()
+    count, memory = cluster.num_devices, request.memory_bytes or cluster.device.memory_bytes
+    meshes = [cluster.mesh(shape) for shape in cluster.mesh_shapes() if len(shape) == _TWO_AXES]
+    free = replace(request, pins={}, placement=None, dump_ilp=None)
+
+    def as_asked(method: methods.Method) -> Plan:
+        return plan_call(call, replace(free, method=method)).plan
+
+    def on(mesh: LogicalMesh, method: methods.Method) -> Plan:
+        asked = replace(free, method=method)
+        return plan_on(planned.traced, asked, mesh, memory, cluster=cluster)
+
+    flat: list[methods.Method] = [methods.DataParallel(), methods.Zero2(), methods.Zero3()]
+    ways = [
+        [partial(as_asked, method), *(partial(on, mesh, method) for mesh in meshes)]
+        for method in flat
+    ]
+    grid = [methods.Megatron(dp=count // tp, tp=tp) for tp in divisors(count)]
+    ways.append([partial(as_asked, method) for method in grid])
+    names = [*(method.title for method in ONE_MESH), "Megatron"]
+    return tuple(
+        _best_of([_planned(name, make) for make in some])
+        for name, some in zip(names, ways, strict=True)
+    )
+
+
+def _planned(name: str, make: Callable[[], Plan]) -> RivalMethod:
+    try:
+        plan = make()
+    except TooLargeError as error:
+        return RivalMethod(name=name, peak_bytes=error.smallest.num_bytes)
+    except MeshwiseError as error:
+        return RivalMethod(name=name, how=str(error))
+    mesh, count = "x".join(map(str, plan.mesh.sizes)), plan.num_microbatches
+    return RivalMethod(
+        name=name,
+        how=f"mesh {mesh}, {count} micro-batch{'es' if count > 1 else ''}",
+        step_time_s=plan.step_time_s,
+        peak_bytes=plan.peak_bytes,
+    )

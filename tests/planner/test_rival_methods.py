@@ -1,0 +1,132 @@
+"""Data parallelism, ZeRO and Megatron beside a plan: the same costs, and nothing held back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from evaluation.baselines.one_stage import OneStage
+
+import meshwise as mw
+from meshwise.baselines.rival_method import RivalMethod
+from meshwise.errors import PlanError
+from meshwise.planner.pipeline import plan_pipeline, search_options
+from meshwise.planner.rival_methods import rivals_of_pipeline
+from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.trainer_plan import in_blocks
+from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.trace.step import StepSignature
+
+SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+REQUEST = PipelineRequest(
+    cluster=mw.Cluster.virtual("1x p3.8xlarge"),
+    num_microbatches=(2, 4),
+    schedules=(ONE_F_ONE_B,),
+)
+NAMES = ["data parallel", "ZeRO-2", "ZeRO-3"]
+
+
+def step(state: Any, batch: Any) -> Any:
+    """Four dense layers, gradient descent with momentum."""
+
+    def loss_fn(weights: Any) -> Any:
+        out = batch
+        for weight in weights:
+            out = jnp.tanh(out @ weight)
+        return jnp.mean((out - batch) ** 2)
+
+    weights, moments = state
+    loss, grads = mw.value_and_grad(loss_fn)(weights)
+    moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, grads)
+    return (jax.tree.map(lambda w, m: w - 0.1 * m, weights, moments), moments), loss
+
+
+WEIGHTS = [jax.ShapeDtypeStruct((256, 256), "float32")] * 4
+STATE = (WEIGHTS, WEIGHTS)
+BATCH = jax.ShapeDtypeStruct((64, 256), "float32")
+
+
+@pytest.fixture(scope="module")
+def planned() -> PlannedPipeline:
+    return plan_pipeline(step, (STATE, BATCH), {}, SIGNATURE, replace(REQUEST, num_stages=1))
+
+
+def by_name(rivals: tuple[RivalMethod, ...]) -> dict[str, RivalMethod]:
+    return {rival.name: rival for rival in rivals}
+
+
+@pytest.fixture(scope="module")
+def rivals(planned: PlannedPipeline) -> dict[str, RivalMethod]:
+    return by_name(rivals_of_pipeline(planned, REQUEST))
+
+
+def test_a_pipeline_has_four_rivals(
+    planned: PlannedPipeline, rivals: dict[str, RivalMethod]
+) -> None:
+    assert list(rivals) == [*NAMES, "Megatron-LM (megatron-core 0.19.2)"]
+    for rival in rivals.values():
+        assert rival.step_time_s is not None
+        assert rival.peak_bytes is not None
+        assert "2 micro-batches, remat none" in rival.how
+    # The free plan of one stage is one of those that split state as they like.
+    fastest = min(rivals[name].step_time_s or 0.0 for name in NAMES)
+    assert planned.plan.simulated_s <= fastest * (1 + 1e-6)
+
+
+def test_they_are_the_baselines_of_the_evaluation(
+    planned: PlannedPipeline, rivals: dict[str, RivalMethod]
+) -> None:
+    blocks = in_blocks(planned.layers)
+    options = search_options(blocks, planned.plan.step_flop, REQUEST)
+    for name, method in (("data parallel", "DataParallel"), ("ZeRO-3", "Zero3")):
+        decide = OneStage(name=name, methods=(method,))
+        other = decide(blocks, REQUEST.cluster, options)
+        assert rivals[name].step_time_s == pytest.approx(other.step_time_s, rel=1e-6)
+
+
+def test_what_does_not_fit_says_how_much_it_needs(
+    planned: PlannedPipeline, rivals: dict[str, RivalMethod]
+) -> None:
+    free = rivals
+    memory = int(0.6 * (free["data parallel"].peak_bytes or 0))
+    rivals = by_name(rivals_of_pipeline(planned, replace(REQUEST, memory_bytes=memory)))
+    assert rivals["data parallel"].step_time_s is None
+    assert (rivals["data parallel"].peak_bytes or 0) > memory
+    # ZeRO-3 makes room by more micro-batches or by recomputing, before it gives up.
+    assert rivals["ZeRO-3"].step_time_s is not None
+    assert rivals["ZeRO-3"].how != free["ZeRO-3"].how
+    odd = by_name(rivals_of_pipeline(planned, replace(REQUEST, num_microbatches=(64,))))
+    assert "has no point" in odd["data parallel"].how
+    assert odd["data parallel"].peak_bytes is None
+
+
+def test_on_one_mesh_they_are_the_plans_of_the_methods() -> None:
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    page = mw.parallelize(step, cluster=cluster).page(STATE, BATCH, rivals=True)
+    methods = [mw.DataParallel(), mw.Zero2(), mw.Zero3()]
+    plans = [mw.parallelize(step, cluster=cluster, method=m).plan(STATE, BATCH) for m in methods]
+    mine = mw.parallelize(step, cluster=cluster).plan(STATE, BATCH)
+    for name, plan in zip(NAMES, plans, strict=True):
+        row = page[page.index(f">{name}<") :].partition("</tr>")[0]
+        assert ", 1 micro-batch</small>" in row
+        (more,) = re.findall(r"([+-][\d.]+)%", row)
+        # On two axes a method may be faster than on one, on which `mw.DataParallel()` has it.
+        assert -0.05 <= float(more) <= 100 * (plan.step_time_s / mine.step_time_s - 1) + 0.05
+    assert "mesh 2x2" in page
+    assert ">Megatron<" in page
+    alone = mw.parallelize(step, cluster=cluster).page(STATE, BATCH)
+    assert "Beside other methods" not in alone
+
+
+def test_a_replayed_plan_has_no_rivals() -> None:
+    cluster = mw.Cluster.virtual("1x p3.8xlarge")
+    plan = mw.parallelize(step, cluster=cluster).plan(STATE, BATCH)
+    again = mw.parallelize(step, cluster=cluster, method=mw.Replay(plan))
+    assert "Layout of each argument" in again.page(STATE, BATCH)
+    with pytest.raises(PlanError, match="Replay takes a plan as it is, so it has no rivals"):
+        again.page(STATE, BATCH, rivals=True)
