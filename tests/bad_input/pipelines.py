@@ -20,8 +20,8 @@ X = np.ones((8, 4), np.float32)
 CLUSTER = mw.Cluster.virtual("2x p3.2xlarge")
 
 
-def planned(fun: Any, batch: Any = X, num_microbatches: int = 2) -> Any:
-    method = mw.Auto(stages=2)
+def planned(fun: Any, batch: Any = X, num_microbatches: int = 2, stages: int = 2) -> Any:
+    method = mw.Auto(stages=stages)
     return mw.parallelize(
         fun, method=method, cluster=CLUSTER, num_microbatches=num_microbatches
     ).plan(WEIGHTS, batch)
@@ -60,6 +60,15 @@ def normalised(weights: Any, batch: Any) -> Any:
         x = batch @ weights["first"]
         # A function of JAX's that is traced once for all: its equations know no line of ours.
         return jnp.mean((jnp.tanh(x / jnp.sqrt(jnp.var(x, 0) + 1)) @ weights["second"]) ** 2)
+
+    value, grads = mw.value_and_grad(loss)(weights)
+    return descended(weights, grads), value
+
+
+def joined(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        mean = jnp.mean((jnp.tanh(batch @ weights["first"]) @ weights["second"]) ** 2, 0)
+        return jnp.sum(weights["second"] @ (weights["first"] @ mean))
 
     value, grads = mw.value_and_grad(loss)(weights)
     return descended(weights, grads), value
@@ -167,6 +176,14 @@ PIPELINES = (
         TraceError,
         "a stage runs micro-batch by micro-batch, but sub at pipelines.py:{line} (normalised.loss) "
         "needs the rows of the whole batch; use one stage",
+    ),
+    Case(
+        "stages of which one has nothing of the micro-batches",
+        lambda: planned(joined, stages=4),
+        TraceError,
+        "the layer from div at pipelines.py:{line} (joined.loss) to dot_general at "
+        "pipelines.py:{line} (joined.loss) has no work in the micro-batches: all of it follows "
+        "what joins their rows; ask for fewer stages",
     ),
     Case(
         "stages of one row",

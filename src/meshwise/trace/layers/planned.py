@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jax import Array
 
+from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat.jaxprs import Aval, Var
 from meshwise.pieces.neighbours import CrossingNames
@@ -81,7 +82,7 @@ def piece_program(
         The program.
 
     Raises:
-        TraceError: the piece does not separate into micro-batches.
+        TraceError: the piece does not separate into micro-batches, or has no work in them.
     """
     batch = Batch(step.batch_size, num_microbatches, 1)
     block = in_microbatches(step.cutter, joint, batch, local_statistics=step.local_statistics)
@@ -308,7 +309,7 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
     first, start = inputs.entering_at.start, joint.first_crossing
     dims |= {first - start + n: dim for n, dim in joint.batch_dims.items() if n >= start}
-    loop = _loop(graph, run.batch.num_microbatches)
+    loop = _loop(graph, run)
     forward, border = divided_body(
         graph,
         loop,
@@ -379,11 +380,23 @@ def crossing_names(joint: Joint) -> CrossingNames:
     )
 
 
-def _loop(graph: Graph, length: int) -> int:
+def _loop(graph: Graph, run: _WholePiece) -> int:
     """Return the operator that runs the micro-batches: the scan with the largest body."""
     loops = [
         i
         for i, op in enumerate(graph.operators)
-        if op.structure is not None and op.kind == "scan" and op.structure.length == length
+        if op.structure is not None
+        and op.kind == "scan"
+        and op.structure.length == run.batch.num_microbatches
     ]
+    if not loops:
+        chain, piece = run.cutter.chain, run.joint.piece
+        first, last = (
+            f"{chain.links[k].primitive.name} at {chain.where[k]}"
+            for k in (piece.first, piece.last)
+        )
+        raise TraceError(
+            f"the layer from {first} to {last} has no work in the micro-batches: all of it follows "
+            "what joins their rows; ask for fewer stages"
+        )
     return max(loops, key=lambda i: len(graph.operators[i].bodies[0].operators))
