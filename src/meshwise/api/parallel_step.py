@@ -24,12 +24,14 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.bound_steps import kept_step
 from meshwise.api.distributed_cluster import seen_cluster
+from meshwise.api.forbidden_transfers import check_transfers
 from meshwise.api.init_state import born_sharded, init_call, planned_for_state, state_place
 from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
+from meshwise.api.users_mesh import on_users_mesh
 from meshwise.errors import (
     NotFiniteError,
     PlanError,
@@ -175,6 +177,8 @@ class ParallelStep(PlannedStep):
         begin_s = time.perf_counter()
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        has_meshes = has_stages(self._request.method)
+        check_transfers(binding, call, self._options.name, has_stages=has_meshes)
         shape = (tree, binding.positions, call.statics, weak_types(leaves), trace_context())
         with self._explaining_failures():
             results = self._run(binding, call, shape, leaves)
@@ -194,7 +198,7 @@ class ParallelStep(PlannedStep):
                 pass  # other shapes, or arrays that lie elsewhere
             else:
                 self._last = recent
-                return jax.tree.unflatten(recent.out_tree, out)
+                return jax.tree.unflatten(recent.out_tree, on_users_mesh(out))
         if any(map(is_tracer, leaves)):
             raise TraceError(
                 f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
@@ -213,7 +217,7 @@ class ParallelStep(PlannedStep):
         self._recent[shape] = self._last = fitting
         with own_context(), kept_programs():  # small ones are compiled when they first run
             out = fitting.run(fitting.place(leaves))
-        return jax.tree.unflatten(fitting.out_tree, out)
+        return jax.tree.unflatten(fitting.out_tree, on_users_mesh(out))
 
     def _run_as_it_stands(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Run the function without a plan, operation by operation."""
@@ -457,7 +461,7 @@ class ParallelStep(PlannedStep):
         self._last = executable
         here = frozenset(executable.pipeline.indices)
         self._record.measured(executable, begin_s, timeline, here)
-        return jax.tree.unflatten(executable.out_tree, results), timeline
+        return jax.tree.unflatten(executable.out_tree, on_users_mesh(results)), timeline
 
     @contextmanager
     def _explaining_failures(self) -> Iterator[None]:
