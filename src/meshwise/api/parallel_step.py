@@ -7,8 +7,9 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -149,6 +150,19 @@ class ParallelStep(PlannedStep):
         """
         text = f"a step made by parallelize has no attribute {name!r}"
         raise AttributeError(f"{text}: {_OF_JIT[name]}" if name in _OF_JIT else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Say what a copy is made of: as of a function of `jax.jit`, not of what was planned."""
+        owner, name = getattr(self._fun, "__self__", None), self._options.name
+        if owner is not None and getattr(owner, name, None) is self:
+            return getattr, (owner, name)
+        again = partial(type(self), is_alone=self._is_alone)
+        return again, (self._fun, self._request, self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelStep:
+        """Return a step of its own; that of a method is one of the copied object."""
+        fun = deepcopy(self._fun, memo)
+        return type(self)(fun, self._request, self._options, is_alone=self._is_alone)
 
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
