@@ -187,7 +187,61 @@ def remat(p, batch):
     return jnp.mean(jax.checkpoint(lambda q: losses(q, batch))(p))
 
 
+def doubled_rows(p, batch):
+    return jnp.mean(jnp.concatenate([batch["x"], 2 * batch["x"]]) @ p["w"])
+
+
+def chosen_and_rejected(p, batch):
+    """DPO: two blocks of rows go through the model together, and apart into the loss."""
+    rejected = {"x": batch["x"][:, ::-1], "y": batch["y"][::1]}
+    both = {k: jnp.concatenate([batch[k], rejected[k]]) for k in ("x", "y")}
+    log_probs = jax.nn.log_softmax(hidden(p, both) @ p["v"])
+    gain = jnp.take_along_axis(log_probs, both["y"][:, None], -1)[:, 0]
+    chosen, worse = jnp.split(gain, 2)
+    return -jnp.mean(jax.nn.log_sigmoid(chosen - worse)), gain
+
+
+def three_blocks(p, batch):
+    """Cut unevenly, along the last dim, by slices whose gradients are padded."""
+    x = batch["x"].T
+    h = jnp.tanh(p["w"] @ jnp.concatenate([x, jnp.sin(x), p["v"]], axis=1))
+    first, rest = h[:, :N], h[:, N:]
+    again = jnp.concatenate([rest, first], axis=1)
+    return jnp.mean((p["v"] @ again) ** 2) + jnp.mean(rest[:, N:] * first), again
+
+
+def blocks_with_draws(p, batch):
+    """Numbers of rows and random bits of rows in all blocks."""
+    both = jnp.concatenate([batch["x"], batch["x"] ** 2])
+    keep = jax.random.bernoulli(jax.random.key(1), 0.5, both.shape)
+    h = jnp.where(keep, hidden(p, {"x": both}), 0.0) + jnp.arange(2 * N)[:, None]
+    picked = h[jnp.arange(2 * N), jnp.concatenate([batch["y"], batch["y"]])]
+    return jnp.mean(picked**2) + jnp.mean((h.reshape(2, N, WIDTH)[0] @ p["v"]) ** 2)
+
+
+def blocks_in_a_loop(p, batch):
+    def layer(h, w):
+        both = jnp.tanh(jnp.concatenate([h, -h]) @ w)
+        return sum(jnp.split(both**2, 2)), jnp.mean(both)
+
+    h, means = jax.lax.scan(layer, batch["x"], jnp.stack([p["w"], p["v"]]))
+    return jnp.mean(h**2) + jnp.mean(means)
+
+
+def blocks_that_a_loop_stacks(p, batch):
+    """A loop over the rows of all blocks is no loop over those of micro-batches."""
+    both = hidden(p, {"x": jnp.concatenate([batch["x"], -batch["x"]])})
+    shifted = jax.lax.map(lambda row: row - row.max(), both)
+    return jnp.mean(both**2), shifted
+
+
 SEPARABLE = (
+    doubled_rows,
+    chosen_and_rejected,
+    three_blocks,
+    blocks_with_draws,
+    blocks_in_a_loop,
+    blocks_that_a_loop_stacks,
     mean,
     total,
     masked_mean,
@@ -240,8 +294,9 @@ def test_a_separable_step_is_exact_and_stays_in_the_loop(loss):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 3])
-def test_rows_may_be_interleaved_for_any_number_of_devices(num_devices):
-    step = descent(with_metrics)
+@pytest.mark.parametrize("loss", [with_metrics, blocks_with_draws, three_blocks])
+def test_rows_may_be_interleaved_for_any_number_of_devices(num_devices, loss):
+    step = descent(loss)
     cut = traced(step, PARAMS, BATCH, b=2, num_devices=num_devices)
     assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
 
@@ -324,8 +379,21 @@ def reversed_rows(p, batch):
     return jnp.mean((batch["x"][::-1] @ p["w"]) * hidden(p, batch))
 
 
-def doubled_rows(p, batch):
-    return jnp.mean(jnp.concatenate([batch["x"], 2 * batch["x"]]) @ p["w"])
+def rows_before_others(p, batch):
+    """One block is no whole number of the other."""
+    return jnp.mean(jnp.concatenate([batch["x"][:4], batch["x"]]) @ p["w"])
+
+
+def half_of_the_blocks(p, batch):
+    both = hidden(p, {"x": jnp.concatenate([batch["x"], 2 * batch["x"]])})
+    return jnp.mean(both[N // 2 : 3 * N // 2] @ p["v"])
+
+
+def blocks_beside_pairs(p, batch):
+    """Each row twice, one behind the other, beside all rows twice."""
+    both = jnp.concatenate([batch["x"], 2 * batch["x"]])
+    pairs = jnp.repeat(hidden(p, batch), 2, axis=0)
+    return jnp.mean((hidden(p, {"x": both}) * pairs) ** 2)
 
 
 def batch_minor_in_a_reshape(p, batch):
@@ -357,7 +425,9 @@ INSEPARABLE = {
     first_rows: "slice|dynamic_slice",
     permuted_rows: "gather",
     reversed_rows: "rev",
-    doubled_rows: "concatenate",
+    rows_before_others: "slice|concatenate",
+    half_of_the_blocks: "slice",
+    blocks_beside_pairs: "mul|div|integer_pow|square",
     batch_minor_in_a_reshape: "reshape",
     neighbours: "slice|concatenate",
     largest_loss: "eq|reduce_max|div",

@@ -20,6 +20,7 @@ from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.agree import NotSeparableError, fits
 from meshwise.trace.time.bodies import analyze_bodies
+from meshwise.trace.time.row_blocks import of_row_blocks
 from meshwise.trace.time.state import (
     AFTER,
     AFTER_LOOP,
@@ -39,6 +40,7 @@ from meshwise.trace.time.state import (
     TimeState,
     operand_states,
     result_states,
+    sections_of,
     split,
 )
 from meshwise.trace.time.terms import readers_of, runs_on_terms
@@ -306,7 +308,9 @@ class _Analysis:
         if has_split:
             parts = self.batch.num_microbatches * self.batch.groups
             choices = [
-                i for i, loop in enumerate(rule.loops) if not loop.block and loop.size % parts == 0
+                i
+                for i, loop in enumerate(rule.loops)
+                if not loop.block and loop.size % (parts * sections_of(rule, i, states)) == 0
             ]
         elif any(s.kind == PARTIAL for s in states):
             choices = [passing(k) for k in range(len(rule.linear))]
@@ -315,17 +319,20 @@ class _Analysis:
         for choice in choices:
             if not divides(rule, (choice,), sizes):
                 continue
-            wants = operand_states(rule, choice)
+            sections = sections_of(rule, choice, states)
+            wants = operand_states(rule, choice, sections)
             if not all(fits(s, want) for s, want in zip(states, wants, strict=True)):
                 continue
-            out = result_states(rule, choice)
+            out = result_states(rule, choice, sections)
             if choice == NONE:
                 out = (L,) * len(out)
             is_sum = self.top and not has_split and choice != NONE
             if is_sum and not runs_on_terms(self.program, node, states, self._readers):
                 return None  # rule 2: accumulate first, then once after the loop
-            return NodeTime(region=INSIDE_LOOP, choice=choice, wants=wants, results=out)
-        return None
+            return NodeTime(
+                region=INSIDE_LOOP, choice=choice, wants=wants, results=out, sections=sections
+            )
+        return of_row_blocks(node.equation, states)
 
     def _bodies(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
         reduced = {state.kind for state in states} <= {WHOLE, PARTIAL}

@@ -51,7 +51,7 @@ def analyze_bodies(
     """
     structure = node.structure
     assert structure is not None
-    if any(states[k] == TimeState(SPLIT, 0) for k in structure.stacked_operands):
+    if any((states[k].kind, states[k].dim) == (SPLIT, 0) for k in structure.stacked_operands):
         return None
     for k in structure.whole_operands:
         _same_for_all(states[k], node)

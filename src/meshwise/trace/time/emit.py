@@ -8,6 +8,7 @@ the loop is the layout of a scan constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,13 @@ from meshwise.rules.table import primitive_rule
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.monoids import combine, identity_of
+from meshwise.trace.time.row_blocks import run_row_blocks
 from meshwise.trace.time.rows import join_rows, take_rows
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import (
     AFTER_LOOP,
     BEFORE_LOOP,
+    BLOCKS,
     INSIDE_LOOP,
     LOCAL,
     PARTIAL,
@@ -141,10 +144,15 @@ class _Block:
         operands = [self.get(i, w) for i, w in zip(node.inputs, decision.wants, strict=True)]
         if node.bodies:
             results = _run_bodies(node, decision, self.batch, self.index, operands)
+        elif decision.choice == BLOCKS:
+            parts = self.batch.num_microbatches
+            results = run_row_blocks(node.equation, decision.wants, parts, operands)
         else:
             row = primitive_rule(node.equation)
             rule = row.rule(node.equation)
-            shards = TimeShards(rule, decision.choice, self.batch, self.index)
+            # Rows in each section of a loop lie as those of more groups do.
+            batch = replace(self.batch, groups=self.batch.groups * decision.sections)
+            shards = TimeShards(rule, decision.choice, batch, self.index)
             results = row.local(node.equation, shards, operands)
             results = [
                 self._localized(value, ident, reduction_of(rule, decision.choice))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwise.graph.layout import SUM
@@ -14,6 +14,9 @@ SPLIT = "split"  # a dim holds the rows of the micro-batch
 PARTIAL = "partial"  # a term; the value is the reduction over the micro-batches
 LOCAL = "local"  # a statistic of the micro-batch alone; the value is the mean over micro-batches
 AFTER = "after"  # known only after the loop
+
+# A choice that is no loop, no linear group and not `NONE`: see `row_blocks`.
+BLOCKS = 1 << 30
 
 BEFORE_LOOP = "before"
 INSIDE_LOOP = "inside"
@@ -30,7 +33,8 @@ class TimeState:
         monoid: The reduction of a partial value.
         sections: How many equal parts of the split dim each hold rows of every micro-batch: what
             is major to the batch in that dim.  `vmap` of a grouped convolution over its kernel
-            makes output channels of (group, row, channel).
+            makes output channels of (group, row, channel); two blocks of rows one behind the other
+            have two.
     """
 
     kind: str
@@ -54,21 +58,35 @@ def partial(monoid: str) -> TimeState:
     return TimeState(PARTIAL, monoid=monoid)
 
 
-def operand_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
-    """States in which operands enter where a loop or linear group follows the micro-batches."""
+def sections_of(rule: LoopRule, choice: int, states: Sequence[TimeState]) -> int:
+    """Return how many equal parts of a loop hold rows of every micro-batch, by its operands."""
+    for state, dims in zip(states, rule.operands, strict=True):
+        if state.kind == SPLIT and state.dim < len(dims) and choice in dims[state.dim]:
+            return max(state.sections // _along(rule, choice, 1, dims).sections, 1)
+    return 1
+
+
+def operand_states(rule: LoopRule, choice: int, sections: int = 1) -> tuple[TimeState, ...]:
+    """States in which operands enter where a loop or linear group follows the micro-batches.
+
+    Args:
+        rule: The loops.
+        choice: The loop, or the linear group.
+        sections: What `sections_of` returns.
+    """
     terms = rule.linear[-2 - choice] if choice <= -2 else ()
     return tuple(
-        partial(SUM) if index in terms else _along(rule, choice, dims)
+        partial(SUM) if index in terms else _along(rule, choice, sections, dims)
         for index, dims in enumerate(rule.operands)
     )
 
 
-def result_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
+def result_states(rule: LoopRule, choice: int, sections: int = 1) -> tuple[TimeState, ...]:
     """States in which results leave, as `operand_states`."""
     kind = reduction_of(rule, choice)
     if kind != PARALLEL:
         return (partial(kind),) * len(rule.results)
-    return tuple(_along(rule, choice, dims) for dims in rule.results)
+    return tuple(_along(rule, choice, sections, dims) for dims in rule.results)
 
 
 def reduction_of(rule: LoopRule, choice: int) -> str:
@@ -76,11 +94,11 @@ def reduction_of(rule: LoopRule, choice: int) -> str:
     return SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
 
 
-def _along(rule: LoopRule, choice: int, dims: DimMap) -> TimeState:
+def _along(rule: LoopRule, choice: int, sections: int, dims: DimMap) -> TimeState:
     for dim, loops in enumerate(dims):
         if choice in loops:
             major = loops[: loops.index(choice)]
-            return split(dim, math.prod(rule.loops[loop].size for loop in major))
+            return split(dim, math.prod(rule.loops[loop].size for loop in major) * sections)
     return R
 
 
@@ -90,7 +108,9 @@ class NodeTime:
 
     Attributes:
         region: Before, inside or after the loop.
-        choice: Loop or linear group that follows the micro-batch axis (as in a strategy).
+        choice: Loop or linear group that follows the micro-batch axis (as in a strategy); `BLOCKS`
+            where blocks of rows are joined or taken apart.
+        sections: Into how many parts the loop falls that each have rows of every micro-batch.
         wants: For an equation inside: the state in which each operand enters.
         results: States of the results.
         bodies: For an equation with bodies inside: their analyses.
@@ -101,6 +121,7 @@ class NodeTime:
     wants: tuple[TimeState, ...]
     results: tuple[TimeState, ...]
     bodies: tuple[BlockTime, ...] = ()
+    sections: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
