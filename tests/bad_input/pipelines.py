@@ -74,6 +74,15 @@ def joined(weights: Any, batch: Any) -> Any:
     return descended(weights, grads), value
 
 
+def two_blocks(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        both = jnp.tanh(jnp.concatenate([batch, -batch]) @ weights["first"]) @ weights["second"]
+        return jnp.mean(both**2), both
+
+    (value, both), grads = mw.value_and_grad(loss, has_aux=True)(weights)
+    return descended(weights, grads), (value, both)
+
+
 def summed(weights: Any, batch: Any) -> Any:
     def body(sums: Any, rows: Any) -> Any:
         loss, grads = mw.value_and_grad(error)(weights, rows)
@@ -184,6 +193,13 @@ PIPELINES = (
         "the layer from div at pipelines.py:{line} (joined.loss) to dot_general at "
         "pipelines.py:{line} (joined.loss) has no work in the micro-batches: all of it follows "
         "what joins their rows; ask for fewer stages",
+    ),
+    Case(
+        "stages that return blocks of rows",
+        lambda: planned(two_blocks),
+        TraceError,
+        "dot_general at pipelines.py:{line} (two_blocks.loss) leaves the loss with several blocks "
+        "of rows one behind the other, which a step in stages cannot return; return each block",
     ),
     Case(
         "stages of one row",

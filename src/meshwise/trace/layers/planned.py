@@ -352,7 +352,7 @@ def _entering(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing
 
 def _leaving(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]:
     """Yield the activations that leave in each micro-batch."""
-    joint, piece = run.joint, run.joint.piece
+    joint, piece, rows = run.joint, run.joint.piece, run.joint.rows
     cotangents = dict(zip(joint.outward, run.inputs.cotangents_at, strict=True))
     for v, j in zip(piece.leaving, run.results.leaving_at, strict=True):
         if v not in joint.once:
@@ -360,7 +360,7 @@ def _leaving(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]
                 value=j,
                 cotangent=cotangents.get(v, -1),
                 is_read=run.cutter.is_read_after(v, piece.last),
-                num_bytes=num_bytes(run.of_microbatch(v.aval, joint.rows.get(v))),
+                num_bytes=num_bytes(run.of_microbatch(v.aval, rows[v].dim if v in rows else None)),
                 is_adjacent=v in adjacent,
             )
 

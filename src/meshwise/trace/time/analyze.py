@@ -88,7 +88,7 @@ def analyze(
         TraceError: the step does not separate into micro-batches.
     """
     shared = crossed or Crossed()
-    given = {i: split(dim) for i, dim in batch_dims.items()}
+    given = {i: split(dim, shared.sections.get(i, 1)) for i, dim in batch_dims.items()}
     given |= dict.fromkeys(shared.late, A) | dict.fromkeys(shared.local, L)
     inputs = tuple(given.get(i, R) for i in range(len(program.inputs)))
     not_before = {program.inputs[i] for i in shared.streamed | shared.late | shared.local}

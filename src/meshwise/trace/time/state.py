@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import NONE, PARALLEL, DimMap, LoopRule
@@ -150,12 +150,14 @@ class Crossed:
         late: Inputs that are known only after all micro-batches.
         local: Inputs that are statistics of each micro-batch alone.
         local_results: Results that must be so.
+        sections: Of inputs that hold rows in several sections, how many.
     """
 
     streamed: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     local: frozenset[int] = frozenset()
     local_results: frozenset[int] = frozenset()
+    sections: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
