@@ -235,7 +235,25 @@ def blocks_that_a_loop_stacks(p, batch):
     return jnp.mean(both**2), shifted
 
 
+def until_each_row_is_done(p, batch):
+    """`vmap` of a `while_loop`: rows that are done wait for the others, which changes nothing."""
+
+    def one(x):
+        def goes_on(carry):
+            return jnp.any(jnp.abs(carry[0]) > 0.3) & (carry[1] < 20)
+
+        return jax.lax.while_loop(goes_on, lambda c: (0.8 * c[0], c[1] + 1), (x, 0))
+
+    start = jax.lax.stop_gradient(hidden(p, batch))
+    _, trips = jax.vmap(one)(start)
+    # Also with a predicate for each row and column, along the last dim, and with its tangent.
+    each = jax.vmap(jax.vmap(lambda x: jax.lax.while_loop(lambda x: x > 0.2, jnp.sin, x)))
+    _, slope = jax.jvp(each, (start.T,), (jnp.ones_like(start.T),))
+    return jnp.mean((hidden(p, batch) / trips[:, None]) ** 2) + jnp.mean(p["v"] @ slope), trips
+
+
 SEPARABLE = (
+    until_each_row_is_done,
     doubled_rows,
     chosen_and_rejected,
     three_blocks,
@@ -414,7 +432,24 @@ def load_balance(p, batch):
     return jnp.mean(gate @ p["v"]) + jnp.sum(gate.mean(0) * top.mean(0))
 
 
+def until_all_rows_are_done(p, batch):
+    """Rows that are done go on with the others."""
+    start = jax.lax.stop_gradient(hidden(p, batch))
+    found = jax.lax.while_loop(lambda h: jnp.any(jnp.abs(h) > 0.3), lambda h: 0.8 * h, start)
+    return jnp.mean(found @ p["v"])
+
+
+def until_the_mean_row_is_done(p, batch):
+    def one(x, mean):
+        return jax.lax.while_loop(lambda c: c > mean, jnp.sin, x)
+
+    start = jax.lax.stop_gradient(hidden(p, batch))
+    return jnp.mean(jax.vmap(jax.vmap(one), (0, None))(start, start.mean(0)) @ p["v"])
+
+
 INSEPARABLE = {
+    until_all_rows_are_done: "while",
+    until_the_mean_row_is_done: "while|div|gt",
     contrastive: "dot_general",
     root_of_a_mean: "sqrt",
     log_of_a_mean: "log|div",
