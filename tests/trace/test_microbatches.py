@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from doubles.foreign import scale
 from meshwise.errors import TraceError
@@ -319,6 +320,23 @@ def test_rows_may_be_interleaved_for_any_number_of_devices(num_devices, loss):
     assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
 
 
+@pytest.mark.parametrize(("num_blocks", "b"), [(2, 2), (4, 2), (2, 4)])
+def test_rows_in_blocks_of_an_inner_shard_map(num_blocks, b):
+    """A block has rows of every micro-batch, since every device has."""
+    mesh = jax.make_mesh((num_blocks,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": P("data")}
+
+    def loss(p, batch):
+        h = jax.shard_map(lambda p, x: jnp.tanh(x @ p["w"]), **specs)(p, batch["x"])
+        block = lambda p, h: jax.lax.pmean(jnp.mean((h @ p["v"]) ** 2), "data")  # noqa: E731
+        return jax.shard_map(block, **specs | {"out_specs": P()})(p, h), h
+
+    step = descent(loss)
+    cut = traced(step, PARAMS, BATCH, b=b, num_devices=4)
+    assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
+    assert heavy_outside_the_loop(cut.program, b) == []
+
+
 def test_state_that_follows_the_batch():
     """An average of rows, a table of the last rows, a counter: no loss at all."""
 
@@ -344,7 +362,7 @@ def test_state_that_follows_the_batch():
 @pytest.mark.parametrize("sections", [1, 3])
 def test_rows_taken_in_every_section_of_a_dim_are_joined_again(sections):
     value = np.arange(2 * sections * 8).reshape(2, -1)
-    state, batch = split(1, sections), Batch(8, 2, 2)
+    state, batch = split(1, 2 * sections), Batch(8, 2, 2)
     taken = jnp.stack([take_rows(jnp.asarray(value), state, batch, t) for t in range(2)])
     rows = value.reshape(2, sections, 8)[:, :, [0, 1, 4, 5]]
     np.testing.assert_array_equal(taken[0], rows.reshape(2, -1))
@@ -463,24 +481,33 @@ INSEPARABLE = {
     rows_before_others: "slice|concatenate",
     half_of_the_blocks: "slice",
     blocks_beside_pairs: "mul|div|integer_pow|square",
-    batch_minor_in_a_reshape: "reshape",
     neighbours: "slice|concatenate",
     largest_loss: "eq|reduce_max|div",
     load_balance: "mul|div",
 }
 
 
+@pytest.mark.parametrize(
+    "loss", [first_rows, rows_before_others, half_of_the_blocks, batch_minor_in_a_reshape]
+)
+def test_parts_of_the_batch_separate_where_they_have_rows_of_every_micro_batch(loss):
+    """That depends on how many devices rows are interleaved for."""
+    step = descent(loss)
+    cut = traced(step, PARAMS, BATCH, b=2, num_devices=4)
+    assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
+
+
 @pytest.mark.parametrize("loss", INSEPARABLE, ids=lambda f: f.__name__)
 def test_what_does_not_separate_is_refused_by_name(loss):
     step = descent(loss)
     with pytest.raises(TraceError) as caught:
-        traced(step, PARAMS, BATCH, b=2)
+        traced(step, PARAMS, BATCH, b=2, num_devices=1)
     text = str(caught.value)
     assert re.search(rf"micro-batches: ({INSEPARABLE[loss]}) at", text), text
     assert re.search(rf"test_microbatches\.py:\d+.*{loss.__name__}", text), text
     assert "num_microbatches=1" in text
     # Statistics of each micro-batch are named where they help, and only there.
-    local: dict[str, Any] = {"b": 2, "statistics": "local"}
+    local: dict[str, Any] = {"b": 2, "statistics": "local", "num_devices": 1}
     if "microbatch_statistics" in text:
         traced(step, PARAMS, BATCH, **local)
     else:

@@ -58,7 +58,7 @@ def in_microbatches(
         if n not in joint.batch_dims and v not in joint.joined:
             raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
     for v in variables(cutter.split.forward.jaxpr.outvars[: 1 + cutter.split.num_aux]):
-        if v in joint.rows and joint.rows[v].sections > 1:
+        if v in joint.rows and joint.rows[v].parts > 1:
             raise TraceError(
                 f"{_made(cutter, v)} leaves the loss with several blocks of rows one behind the "
                 "other, which a step in stages cannot return; return each block (jnp.split)"
@@ -185,8 +185,8 @@ def _passing(joint: Joint, block: BlockTime) -> dict[int, TimeState]:
 def _rows(joint: Joint) -> dict[Var, TimeState]:
     """Where rows are in what enters and leaves as such."""
     entering = enumerate(joint.piece.entering, start=joint.first_crossing)
-    dims, sections = joint.batch_dims, joint.crossed.sections
-    found = {v: split(dims[n], sections[n]) for n, v in entering if n in dims}
+    dims, parts = joint.batch_dims, joint.crossed.parts
+    found = {v: split(dims[n], parts[n]) for n, v in entering if n in dims}
     return found | dict(joint.rows)
 
 

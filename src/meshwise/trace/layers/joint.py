@@ -114,11 +114,11 @@ def join(
     fun = _PieceFunction(cutter, piece, remat)
     avals, dims = fun.avals(), fun.batch_dims(rows)
     count, start = len(avals), len(avals) - len(piece.entering)
-    sections = {start + n: rows[v].sections for n, v in enumerate(piece.entering) if v in rows}
+    parts = {start + n: rows[v].parts for n, v in enumerate(piece.entering) if v in rows}
     entered = frozenset(start + n for n, v in enumerate(piece.entering) if v in joined)
     crossed = Crossed(
-        streamed=frozenset(sections),
-        sections=sections,
+        streamed=frozenset(parts),
+        parts=parts,
         late=frozenset() if is_local else entered,
         local=entered if is_local else frozenset(),
     )
@@ -127,9 +127,9 @@ def join(
     after = {v for v in after if cutter.is_read_after(v, piece.last)}
     outward = list(enumerate(fun.outward, start=count))
     dims |= {n: found[v].dim for n, v in outward if v in found}
-    sections |= {n: found[v].sections for n, v in outward if v in found}
+    parts |= {n: found[v].parts for n, v in outward if v in found}
     after |= joined & set(piece.entering)
-    crossed = replace(crossed, streamed=frozenset(sections), sections=sections)
+    crossed = replace(crossed, streamed=frozenset(parts), parts=parts)
     if is_local:
         cotangents = {n for n, v in outward if v in after}
         results = {n for n, v in enumerate((*piece.leaving, *fun.inward)) if v in after}

@@ -39,8 +39,8 @@ from meshwise.trace.time.state import (
     R,
     TimeState,
     operand_states,
+    parts_of,
     result_states,
-    sections_of,
     split,
 )
 from meshwise.trace.time.terms import readers_of, runs_on_terms
@@ -88,7 +88,7 @@ def analyze(
         TraceError: the step does not separate into micro-batches.
     """
     shared = crossed or Crossed()
-    given = {i: split(dim, shared.sections.get(i, 1)) for i, dim in batch_dims.items()}
+    given = {i: split(dim, shared.parts.get(i, batch.groups)) for i, dim in batch_dims.items()}
     given |= dict.fromkeys(shared.late, A) | dict.fromkeys(shared.local, L)
     inputs = tuple(given.get(i, R) for i in range(len(program.inputs)))
     not_before = {program.inputs[i] for i in shared.streamed | shared.late | shared.local}
@@ -306,11 +306,11 @@ class _Analysis:
         sizes = (self.batch.num_microbatches,)
         has_split = any(s.kind == SPLIT for s in states)
         if has_split:
-            parts = self.batch.num_microbatches * self.batch.groups
             choices = [
                 i
                 for i, loop in enumerate(rule.loops)
-                if not loop.block and loop.size % (parts * sections_of(rule, i, states)) == 0
+                if not loop.block
+                and loop.size % (self.batch.num_microbatches * parts_of(rule, i, states)) == 0
             ]
         elif any(s.kind == PARTIAL for s in states):
             choices = [passing(k) for k in range(len(rule.linear))]
@@ -319,18 +319,18 @@ class _Analysis:
         for choice in choices:
             if not divides(rule, (choice,), sizes):
                 continue
-            sections = sections_of(rule, choice, states)
-            wants = operand_states(rule, choice, sections)
+            parts = parts_of(rule, choice, states)
+            wants = operand_states(rule, choice, parts)
             if not all(fits(s, want) for s, want in zip(states, wants, strict=True)):
                 continue
-            out = result_states(rule, choice, sections)
+            out = result_states(rule, choice, parts)
             if choice == NONE:
                 out = (L,) * len(out)
             is_sum = self.top and not has_split and choice != NONE
             if is_sum and not runs_on_terms(self.program, node, states, self._readers):
                 return None  # rule 2: accumulate first, then once after the loop
             return NodeTime(
-                region=INSIDE_LOOP, choice=choice, wants=wants, results=out, sections=sections
+                region=INSIDE_LOOP, choice=choice, wants=wants, results=out, parts=parts
             )
         return of_row_blocks(node.equation, states)
 

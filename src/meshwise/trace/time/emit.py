@@ -36,8 +36,10 @@ from meshwise.trace.time.state import (
     Batch,
     BlockTime,
     NodeTime,
+    R,
     TimeState,
     reduction_of,
+    split,
 )
 
 # What only turns or repeats a value.
@@ -101,31 +103,34 @@ class _Block:
         work of the whole once, and nothing is stored at full batch.
         """
         node = self.producer.get(ident)
-        if node is not None and not node.bodies and want.sections == 1:
-            cloned = self._clone(node, node.outputs.index(ident), want.dim)
+        if node is not None and not node.bodies:
+            cloned = self._clone(node, node.outputs.index(ident), want)
             if cloned is not None:
                 return cloned
         value = self.micro[ident, state] if state.kind == LOCAL else self._whole(ident)
         return take_rows(jnp.asarray(value), want, self.batch, self.index)
 
-    def _clone(self, node: Node, position: int, dim: int) -> Array | None:
+    def _clone(self, node: Node, position: int, rows: TimeState) -> Array | None:
         row = primitive_rule(node.equation)
         rule = row.rule(node.equation)
         rank = len(node.equation.out_avals[position].shape)
-        wanted = Layout(tuple((0,) if d == dim else () for d in range(rank)))
+        wanted = Layout(tuple((0,) if d == rows.dim else () for d in range(rank)))
         chosen = strategy_for_result(rule, position, wanted, (self.batch.num_microbatches,))
-        if chosen is None or (chosen[0][0] >= 0 and rule.loops[chosen[0][0]].block):
+        if chosen is None:
             return None
-        strategy, layouts = chosen
+        (choice,), layouts = chosen
+        loop, count = rule.loops[choice] if choice >= 0 else None, self.batch.num_microbatches
+        if loop is not None and (loop.block or loop.size % (rows.parts * count)):
+            return None
         operands = []
         for ident, layout in zip(node.inputs, layouts, strict=True):
             split_dim = next((d for d, axes in enumerate(layout.dims) if axes), None)
-            want = TimeState(WHOLE) if split_dim is None else TimeState(SPLIT, split_dim)
+            want = R if split_dim is None else split(split_dim, rows.parts)
             state = self.block.states[ident]
             if state.kind not in (WHOLE, LOCAL) and state != want:
                 return None
             operands.append(self.get(ident, want))
-        shards = TimeShards(rule, strategy[0], self.batch, self.index)
+        shards = TimeShards(rule, choice, replace(self.batch, groups=rows.parts), self.index)
         with source_scope(node.source):
             return row.local(node.equation, shards, operands)[position]
 
@@ -150,8 +155,7 @@ class _Block:
         else:
             row = primitive_rule(node.equation)
             rule = row.rule(node.equation)
-            # Rows in each section of a loop lie as those of more groups do.
-            batch = replace(self.batch, groups=self.batch.groups * decision.sections)
+            batch = replace(self.batch, groups=decision.parts)
             shards = TimeShards(rule, decision.choice, batch, self.index)
             results = row.local(node.equation, shards, operands)
             results = [

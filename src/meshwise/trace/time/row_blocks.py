@@ -1,8 +1,8 @@
 """Blocks of rows one behind the other: joined, taken apart, padded.
 
 A model that sees chosen and rejected rows, or real and made ones, together joins them along the
-batch dim and parts them again.  Each block has the rows of every micro-batch: it is a section of
-the dim (`TimeState.sections`), and a place between blocks is one between those of a micro-batch.
+batch dim and parts them again.  The dim falls into equal parts with rows of every micro-batch
+(`TimeState.parts`); where such parts meet, those of a micro-batch do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def of_row_blocks(eqn: Equation, states: Sequence[TimeState]) -> NodeTime | None
         states: States of its operands.
 
     Returns:
-        None if it is no such equation, or cuts through a block.
+        None if it is no such equation, or cuts through a part.
     """
     found = next((k for k, state in enumerate(states) if state.kind == SPLIT), None)
     if found is None:
@@ -41,7 +41,7 @@ def of_row_blocks(eqn: Equation, states: Sequence[TimeState]) -> NodeTime | None
     places = _places(eqn, dim)
     if places is None:
         return None
-    rows = eqn.in_avals[found].shape[dim] // states[found].sections
+    rows = eqn.in_avals[found].shape[dim] // states[found].parts
     sizes = [aval.shape[dim] for aval in eqn.out_avals]
     given = [aval.shape[dim] if aval.shape else 0 for aval in eqn.in_avals]
     wants = tuple(split(dim, size // rows) if size else R for size in given)
