@@ -465,7 +465,14 @@ def until_the_mean_row_is_done(p, batch):
     return jnp.mean(jax.vmap(jax.vmap(one), (0, None))(start, start.mean(0)) @ p["v"])
 
 
+def decided_by_all_rows(p, batch):
+    """As `equinox.error_if` on activations."""
+    h = hidden(p, batch)
+    return jnp.mean(jax.lax.cond(jnp.any(h > 0.99), jnp.sin, lambda h: h, h) @ p["v"])
+
+
 INSEPARABLE = {
+    decided_by_all_rows: "cond",
     until_all_rows_are_done: "while",
     until_the_mean_row_is_done: "while|div|gt",
     contrastive: "dot_general",

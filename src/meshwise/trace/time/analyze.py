@@ -104,7 +104,7 @@ def analyze(
             top.go_back(retry.forced)
         except NotSeparableError as error:
             helps = not local_statistics and _separates_locally(program, batch_dims, batch, crossed)
-            raise _refusal(error.node, error.reason, batch.size, local_helps=helps) from None
+            raise _refusal(error.node, error.reason, batch, local_helps=helps) from None
 
 
 class _NoLossError(TraceError):
@@ -130,23 +130,41 @@ def _separates_locally(
     return True
 
 
-def _refusal(node: Node, reason: str, num_rows: int, *, local_helps: bool) -> TraceError:
+def _refusal(node: Node, reason: str, batch: Batch, *, local_helps: bool) -> TraceError:
     remedy = "use num_microbatches=1, or rewrite the loss as sums over the batch"
     if local_helps:
         remedy = (
             "use num_microbatches=1, rewrite the loss as sums over the batch, or accept "
             'microbatch_statistics="local" (statistics of each micro-batch, results averaged)'
         )
-    if num_rows == 1:
+    if batch.size == 1:
         remedy = (
             "the batch has one row, so its dim cannot be told from other dims of size 1; pass two "
             "rows or more, or plan without stages (method=mw.IntraOp())"
         )
-    whole = "" if node.bodies else primitive_rule(node.equation).rule(node.equation).whole
+    whole = _why_whole(node, batch)
     return TraceError(
         f"the step does not separate into micro-batches: {node.name} at "
         f"{source_line(node.source)} {reason}{f' ({whole})' if whole else ''}; {remedy}"
     )
+
+
+def _why_whole(node: Node, batch: Batch) -> str:
+    """Return why the rows of a micro-batch do not pass through an equation by themselves."""
+    if node.bodies:
+        return "a reduction over all rows decides its branch" if node.name == "cond" else ""
+    rule = primitive_rule(node.equation).rule(node.equation)
+    shapes = (aval.shape for aval in node.equation.in_avals)
+    blocks = {
+        size // rule.loops[loops[0]].size
+        for shape, dims in zip(shapes, rule.operands, strict=True)
+        for size, loops in zip(shape, dims, strict=True)
+        if len(loops) == 1 and not rule.halos
+    } - {1}
+    if rule.whole or not blocks:
+        return rule.whole
+    run = batch.size // (batch.groups * batch.num_microbatches)
+    return f"blocks of {max(blocks)} rows, where a micro-batch has {run} of the batch in a row"
 
 
 def is_heavy(node: Node) -> bool:
@@ -386,6 +404,8 @@ class _Analysis:
             raise _RetryError(replace(self.forced, before=self.forced.before | slice_))
         if self.local:
             self._localize(self._frontier(dependent, idents))
+        if node.name == "cond":  # what decides it may stand in a library
+            return node
         return next((self.program.nodes[p] for p in dependent if self._bends(p)), node)
 
     def localize_results(self, idents: Sequence[int]) -> None:
