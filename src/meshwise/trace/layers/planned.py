@@ -309,7 +309,9 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
     first, start = inputs.entering_at.start, joint.first_crossing
     dims |= {first - start + n: dim for n, dim in joint.batch_dims.items() if n >= start}
-    loop = _loop(graph, run)
+    local = (n for n in joint.crossed.local if n >= start)
+    moving = {graph.inputs[k] for k in (*dims, *(first - start + n for n in local))}
+    loop = _loop(graph, run, moving)
     forward, border = divided_body(
         graph,
         loop,
@@ -380,23 +382,22 @@ def crossing_names(joint: Joint) -> CrossingNames:
     )
 
 
-def _loop(graph: Graph, run: _WholePiece) -> int:
-    """Return the operator that runs the micro-batches: the scan with the largest body."""
-    loops = [
-        i
-        for i, op in enumerate(graph.operators)
-        if op.structure is not None
-        and op.kind == "scan"
-        and op.structure.length == run.batch.num_microbatches
-    ]
-    if not loops:
-        chain, piece = run.cutter.chain, run.joint.piece
-        first, last = (
-            f"{chain.links[k].primitive.name} at {chain.where[k]}"
-            for k in (piece.first, piece.last)
-        )
-        raise TraceError(
-            f"the layer from {first} to {last} has no work in the micro-batches: all of it follows "
-            "what joins their rows; ask for fewer stages"
-        )
-    return max(loops, key=lambda i: len(graph.operators[i].bodies[0].operators))
+def _loop(graph: Graph, run: _WholePiece, moving: AbstractSet[int]) -> int:
+    """Return the operator that runs the micro-batches: the one that reads what differs in them.
+
+    Args:
+        graph: The graph of the piece.
+        run: The piece.
+        moving: Tensors that are rows, or a statistic, of one micro-batch.
+    """
+    for i, op in enumerate(graph.operators):
+        if op.structure is not None and op.kind == "scan" and not moving.isdisjoint(op.inputs):
+            return i
+    chain, piece = run.cutter.chain, run.joint.piece
+    first, last = (
+        f"{chain.links[k].primitive.name} at {chain.where[k]}" for k in (piece.first, piece.last)
+    )
+    raise TraceError(
+        f"the layer from {first} to {last} has no work in the micro-batches: all of it follows "
+        "what joins their rows; ask for fewer stages"
+    )
