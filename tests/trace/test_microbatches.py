@@ -524,6 +524,11 @@ def test_what_does_not_separate_is_refused_by_name(loss):
     traced(step, PARAMS, BATCH, b=1)
 
 
+def test_a_contrastive_loss_is_told_why():
+    with pytest.raises(TraceError, match="pairs each row with each other one, and needs the whole"):
+        traced(descent(contrastive), PARAMS, BATCH, b=2)
+
+
 def test_an_operator_without_a_rule_is_named_as_such():
     def loss(p, batch):
         return jnp.mean(scale(batch["x"]) @ p["w"])

@@ -167,6 +167,15 @@ def _why_whole(node: Node, batch: Batch) -> str:
     return f"blocks of {max(blocks)} rows, where a micro-batch has {run} of the batch in a row"
 
 
+def _pairs(node: Node, states: Sequence[TimeState]) -> bool:
+    """Return whether an equation is a product of all rows with all rows, as a contrastive loss."""
+    if node.name != "dot_general":
+        return False
+    contracted, batch = node.equation.params["dimension_numbers"]
+    sides = zip(states, contracted, batch, strict=True)
+    return all(s.kind == SPLIT and s.dim not in (*sums, *rows) for s, sums, rows in sides)
+
+
 def is_heavy(node: Node) -> bool:
     """Return whether an equation holds a dense product or convolution."""
     if node.bodies:
@@ -280,7 +289,9 @@ class _Analysis:
             blame = node
         if blame is not None:
             if is_heavy(node):
-                raise NotSeparableError(blame, "needs the whole batch before the rest can go on")
+                does = "pairs each row with each other one, and " if _pairs(node, states) else ""
+                reason = f"{does if blame is node else ''}needs the whole batch before the rest"
+                raise NotSeparableError(blame, f"{reason} can go on")
             self.gathered.update(dict.fromkeys(node.outputs, blame))
         return NodeTime(
             region=AFTER_LOOP,
