@@ -152,7 +152,7 @@ def _refusal(node: Node, reason: str, batch: Batch, *, local_helps: bool) -> Tra
 def _why_whole(node: Node, batch: Batch) -> str:
     """Return why the rows of a micro-batch do not pass through an equation by themselves."""
     if node.bodies:
-        return "a reduction over all rows decides its branch" if node.name == "cond" else ""
+        return ""
     rule = primitive_rule(node.equation).rule(node.equation)
     shapes = (aval.shape for aval in node.equation.in_avals)
     blocks = {
@@ -289,9 +289,13 @@ class _Analysis:
             blame = node
         if blame is not None:
             if is_heavy(node):
-                does = "pairs each row with each other one, and " if _pairs(node, states) else ""
-                reason = f"{does if blame is node else ''}needs the whole batch before the rest"
-                raise NotSeparableError(blame, f"{reason} can go on")
+                does, why = "", ""
+                if blame is node and _pairs(node, states):
+                    does = "pairs each row with each other one, and "
+                if blame.name == "cond":
+                    why = " (a reduction over all rows decides its branch)"
+                reason = f"{does}needs the whole batch before the rest can go on{why}"
+                raise NotSeparableError(blame, reason)
             self.gathered.update(dict.fromkeys(node.outputs, blame))
         return NodeTime(
             region=AFTER_LOOP,
@@ -415,9 +419,14 @@ class _Analysis:
             raise _RetryError(replace(self.forced, before=self.forced.before | slice_))
         if self.local:
             self._localize(self._frontier(dependent, idents))
-        if node.name == "cond":  # what decides it may stand in a library
-            return node
-        return next((self.program.nodes[p] for p in dependent if self._bends(p)), node)
+        # Rather the branch than what decides it, which may stand in a library.
+        behind = [self.program.nodes[p] for p in dependent]
+        decided = (n for n in (*behind, node) if n.name == "cond" and self._is_decided(n))
+        bending = (self.program.nodes[p] for p in dependent if self._bends(p))
+        return next(decided, next(bending, node))
+
+    def _is_decided(self, cond: Node) -> bool:
+        return self.states[cond.inputs[0]].kind != WHOLE
 
     def localize_results(self, idents: Sequence[int]) -> None:
         """Make values statistics of each micro-batch.
