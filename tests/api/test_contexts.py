@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import meshwise as mw
-from meshwise.errors import NotFiniteError, StateLostError, TraceError
+from meshwise.errors import CallError, NotFiniteError, PlanError, StateLostError, TraceError
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compile"),
@@ -111,24 +111,69 @@ def test_the_plan_is_the_same(around: Context) -> None:
         assert jax.tree.leaves(state)[0].sharding.mesh.axis_names == ("x",)
 
 
+STAGES: dict[str, Any] = {"method": mw.Auto(stages=2), "num_microbatches": 2}
+
+
+def in_two_layers(state: Any, batch: Any) -> Any:
+    def error(state: Any) -> Any:
+        return jnp.mean((jnp.tanh(batch @ state["first"]) @ state["second"]) ** 2)
+
+    value, grads = mw.value_and_grad(error)(state)
+    return descended(state, grads), value
+
+
 @pytest.mark.parametrize("around", [auto, explicit, lambda: jax.debug_nans(True)])
 def test_stages(around: Context) -> None:
-    def step(state: Any, batch: Any) -> Any:
-        def error(state: Any) -> Any:
-            return jnp.mean((jnp.tanh(batch @ state["first"]) @ state["second"]) ** 2)
-
-        value, grads = mw.value_and_grad(error)(state)
-        return descended(state, grads), value
-
-    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2)
+    parallel = mw.parallelize(in_two_layers, **STAGES)
     with around():
         # On devices of the user's own; the type says so where axes are Explicit.
         spread = None if jax.sharding.get_abstract_mesh().empty else EXPLICIT
         got = parallel(jax.device_put(STATE, spread), jax.device_put(X, spread))
-        assert_same(got, jax.jit(step)(STATE, X))
+        assert_same(got, jax.jit(in_two_layers)(STATE, X))
         assert len(parallel.plans[0].stages) == 2
     with jax.disable_jit(), pytest.raises(TraceError, match="in several processes or stages"):
         parallel(STATE, X)
+
+
+@pytest.mark.parametrize("options", [{"method": mw.DataParallel()}, STAGES])
+def test_what_is_whole_is_computed_with_under_explicit_axes(options: Any) -> None:
+    step = mw.parallelize(in_two_layers, **options)
+    everywhere = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(everywhere):
+        state, value = step(STATE, X)
+        want, wanted = jax.jit(in_two_layers)(STATE, X)
+        assert jax.typeof(value) == jax.typeof(wanted)
+        assert_same(value + jnp.ones(()), wanted + 1)
+        if options is not STAGES:
+            assert_same(state["first"] @ state["second"], want["first"] @ want["second"])
+        # No other plan, and nothing lost, where such arrays come back.
+        assert_same(step(state, X), jax.jit(in_two_layers)(want, X))
+        assert len(step.plans) == 1
+
+
+@pytest.mark.parametrize("options", [METHODS["micro-batches"], STAGES])
+def test_transfers_that_nobody_asked_for_are_forbidden(options: Any) -> None:
+    step = mw.parallelize(in_two_layers, **options)
+    state, batch = jax.tree.map(jnp.asarray, (STATE, X))
+    want = jax.jit(in_two_layers)(state, batch)
+    with jax.transfer_guard("disallow"):
+        got, value = step(state, batch)
+        step(got, batch)
+        # As of `jax.jit`.
+        with pytest.raises(
+            CallError, match=r"\['first'\] of in_two_layers is in the memory of the"
+        ):
+            step(STATE, X)
+    np.testing.assert_allclose(value, want[1], rtol=1e-5)
+
+
+def test_stages_where_all_transfers_are_forbidden() -> None:
+    step = mw.parallelize(in_two_layers, **STAGES)
+    batch = jnp.asarray(X)
+    state, _ = step(STATE, batch)
+    with jax.transfer_guard("disallow_explicit"), pytest.raises(PlanError, match="use 'disallow'"):
+        step(state, batch)
+    step(state, batch)  # nothing is lost
 
 
 def test_types_that_name_axes() -> None:

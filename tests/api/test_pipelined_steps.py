@@ -87,6 +87,61 @@ def test_a_batch_of_another_size_is_planned_anew() -> None:
     assert_equal(jax.tree.leaves(found), jax.tree.leaves(expected))
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_two_blocks_of_rows_go_through_the_stages_together(layer: int) -> None:
+    """As texts that are chosen and rejected; joined before the first cut, or after it."""
+    draw = np.random.default_rng(0).normal
+    weights = {n: draw(size=(8, 8)) for n in "abc"}
+    batch = {n: draw(size=(8, 8)) for n in ("chosen", "rejected")}
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            blocks = [batch["chosen"], batch["rejected"]]
+            for n, w in enumerate(weights.values()):
+                if n == layer:
+                    blocks = [jnp.concatenate(blocks)]
+                blocks = [jnp.tanh(x @ w) for x in blocks]
+            chosen, rejected = jnp.split(blocks[0].sum(-1), 2)
+            return -jnp.mean(jax.nn.log_sigmoid(chosen - rejected)), chosen
+
+        (value, chosen), grads = mw.value_and_grad(loss, has_aux=True)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value, chosen
+
+    cluster = mw.Cluster.virtual("3x p3.2xlarge")
+    staged = mw.parallelize(
+        step, method=mw.Auto(stages=3, schedule="1f1b"), cluster=cluster, num_microbatches=2
+    )
+    expected = quick_jit(step)(weights, batch)
+    found = staged(weights, batch)
+    assert_equal(jax.tree.leaves(found), jax.tree.leaves(expected))
+
+
+def test_a_loop_of_the_update_is_not_that_of_the_micro_batches() -> None:
+    """It has as many trips and does more, as in Muon."""
+    draw = np.random.default_rng(0).normal
+    weights = {n: draw(size=(8, 8)) for n in "ab"}
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            return jnp.mean((jnp.tanh(batch @ weights["a"]) @ weights["b"]) ** 2)
+
+        def turned(_: Any, x: Any) -> Any:
+            for _ in range(12):
+                x = jnp.tanh(1.5 * x - 0.5 * (x @ x.T) @ x)
+            return x
+
+        value, grads = mw.value_and_grad(loss)(weights)
+        grads = jax.tree.map(lambda g: jax.lax.fori_loop(0, 2, turned, g), grads)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), value
+
+    cluster = mw.Cluster.virtual("2x p3.2xlarge")
+    method = mw.Auto(stages=2, schedule="1f1b")
+    staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2)
+    batch = draw(size=(8, 8))
+    expected = quick_jit(step)(weights, batch)
+    assert_equal(jax.tree.leaves(staged(weights, batch)), jax.tree.leaves(expected))
+
+
 @pytest.mark.slow
 def test_eager_1f1b_from_a_file_trains_without_planning(case: Any, monkeypatch: Any) -> None:
     step, state, batch, losses = case

@@ -68,9 +68,30 @@ def test_a_method_is_a_step_of_its_object() -> None:
     assert Trainer.of_class is one.of_class
 
 
-@pytest.mark.parametrize(
+COPIES = pytest.mark.parametrize(
     "copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))]
 )
+
+
+@COPIES
+@pytest.mark.parametrize("made", [lambda: parallelize(step), lambda: Trainer(2.0).step])
+def test_a_copy_of_a_step_that_ran_is_one_of_the_same_function(copied: Any, made: Any) -> None:
+    one = made()
+    want = one(fresh(), X)
+    two = copied(one)
+    assert isinstance(two, mw.ParallelStep)
+    assert two.__name__ == one.__name__ == "step"
+    jax.tree.map(np.testing.assert_allclose, two(fresh(), X), want)
+
+
+def test_a_function_under_its_decorator_is_not_pickled_as_of_jit() -> None:
+    for decorated in (parallelize(lambda state, batch: state), jax.jit(lambda state: state)):
+        copy.deepcopy(decorated)
+        with pytest.raises((pickle.PicklingError, AttributeError), match="(?i)can't pickle"):
+            pickle.dumps(decorated)
+
+
+@COPIES
 def test_a_copy_of_an_object_has_a_step_of_its_own(copied: Any) -> None:
     one = Trainer(1.0)
     one.step(STATE, X)

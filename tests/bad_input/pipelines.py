@@ -20,8 +20,8 @@ X = np.ones((8, 4), np.float32)
 CLUSTER = mw.Cluster.virtual("2x p3.2xlarge")
 
 
-def planned(fun: Any, batch: Any = X, num_microbatches: int = 2) -> Any:
-    method = mw.Auto(stages=2)
+def planned(fun: Any, batch: Any = X, num_microbatches: int = 2, stages: int = 2) -> Any:
+    method = mw.Auto(stages=stages)
     return mw.parallelize(
         fun, method=method, cluster=CLUSTER, num_microbatches=num_microbatches
     ).plan(WEIGHTS, batch)
@@ -63,6 +63,24 @@ def normalised(weights: Any, batch: Any) -> Any:
 
     value, grads = mw.value_and_grad(loss)(weights)
     return descended(weights, grads), value
+
+
+def joined(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        mean = jnp.mean((jnp.tanh(batch @ weights["first"]) @ weights["second"]) ** 2, 0)
+        return jnp.sum(weights["second"] @ (weights["first"] @ mean))
+
+    value, grads = mw.value_and_grad(loss)(weights)
+    return descended(weights, grads), value
+
+
+def two_blocks(weights: Any, batch: Any) -> Any:
+    def loss(weights: Any) -> Any:
+        both = jnp.tanh(jnp.concatenate([batch, -batch]) @ weights["first"]) @ weights["second"]
+        return jnp.mean(both**2), both
+
+    (value, both), grads = mw.value_and_grad(loss, has_aux=True)(weights)
+    return descended(weights, grads), (value, both)
 
 
 def summed(weights: Any, batch: Any) -> Any:
@@ -167,6 +185,21 @@ PIPELINES = (
         TraceError,
         "a stage runs micro-batch by micro-batch, but sub at pipelines.py:{line} (normalised.loss) "
         "needs the rows of the whole batch; use one stage",
+    ),
+    Case(
+        "stages of which one has nothing of the micro-batches",
+        lambda: planned(joined, stages=4),
+        TraceError,
+        "the layer from div at pipelines.py:{line} (joined.loss) to dot_general at "
+        "pipelines.py:{line} (joined.loss) has no work in the micro-batches: all of it follows "
+        "what joins their rows; ask for fewer stages",
+    ),
+    Case(
+        "stages that return blocks of rows",
+        lambda: planned(two_blocks),
+        TraceError,
+        "dot_general at pipelines.py:{line} (two_blocks.loss) leaves the loss with several blocks "
+        "of rows one behind the other, which a step in stages cannot return; return each block",
     ),
     Case(
         "stages of one row",

@@ -68,6 +68,19 @@ def test_quantised_weights(dtype: str, method: str) -> None:
     assert_same(step(got[0], batch), jitted(want[0], batch))
 
 
+@pytest.mark.parametrize(("dtype", "packed"), [("int8", 1), ("int4", 2), ("int2", 4)])
+def test_each_number_is_counted_as_a_byte_and_packed_by_xla(dtype: str, packed: int) -> None:
+    step = mw.parallelize(
+        lambda state, batch: (state + state, jnp.sum(batch)),
+        method=mw.DataParallel(),
+        cluster=cpu_cluster(4),
+    )
+    args = jnp.ones((512, 512), dtype), numbers("float32", 0)
+    predicted = step.plan(*args).peak_bytes
+    assert predicted > 512**2
+    assert packed * step.measured_peak_bytes(*args) == pytest.approx(predicted, rel=0.1)
+
+
 def product(state: Any, batch: Any) -> Any:
     """A product of floats of eight bits whose result is one too, and its gradient."""
 

@@ -290,6 +290,16 @@ def test_what_cannot_be_followed_is_refused() -> None:
         mw.parallelize(evaluate_gpt, method=follow, num_microbatches=2).plan(state, batch)
     with pytest.raises(PlanError, match="no argument of this step follows one of the other: 0"):
         mw.parallelize(lambda v, b: jnp.sum(v), method=follow).plan(batch["x"][:3], {})
+    kept = mw.parallelize(
+        step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2, donate_argnums=()
+    )
+    kept.plan(state, batch)
+    with pytest.raises(PlanError) as caught:
+        mw.parallelize(evaluate_gpt, method=mw.Follow(kept)).plan(state, batch)
+    assert str(caught.value) == (
+        "the stages of the step that is followed keep no state, since it donates none "
+        "(donate_argnums=()): give it donate_argnums='auto', or the arguments that it returns anew"
+    )
     with pytest.raises(InfeasibleError, match="stage 0 of the step that is followed: .* smaller"):
         mw.parallelize(evaluate_gpt, method=follow, memory_bytes=10_000).plan(state, batch)
     evaluation = mw.parallelize(evaluate_gpt, method=follow)

@@ -163,6 +163,23 @@ def test_stages_with_constraints_on_results() -> None:
         assert_numbers(parallel, step)
 
 
+def test_stages_with_constraints_in_a_loop_of_what_joins_them() -> None:
+    asked = NamedSharding(mesh(data=2, model=2), P())
+
+    def step(state: Any, batch: Any) -> Any:
+        state, value = to(asked)(state, batch)
+
+        def halved(x: Any) -> Any:
+            return jax.lax.with_sharding_constraint(x / 2, asked)
+
+        value = jax.lax.fori_loop(0, 2, lambda _, x: halved(x), value)
+        return state, jax.lax.cond(value > 1, halved, jax.jit(halved, out_shardings=asked), value)
+
+    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER)
+    with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
+        assert_numbers(parallel, step)
+
+
 def test_a_step_that_follows_keeps_it_too() -> None:
     asked = NamedSharding(mesh(data=2, model=2), P("model"))
     train = mw.parallelize(to(asked), method=GRID, cluster=CLUSTER)

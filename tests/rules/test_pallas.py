@@ -20,11 +20,14 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 
 import meshwise as mw
+from meshwise.errors import TraceError
 from meshwise.graph.loops import enumerate_strategies
 from meshwise.trace.flatten import flatten
 from meshwise.trace.to_graph import to_graph
+from oracle.every_micro_batch import check_in_time
 from oracle.every_strategy import MESHES, runs_of, sampled
 from oracle.on_devices import check_on_devices
+from oracle.one_device import traced
 from rule_cases.case import floats, ints
 from rule_cases.pallas import ROWS, gradients, heads, splash
 
@@ -350,3 +353,26 @@ def test_flash_attention_of_a_tpu(rows: int, monkeypatch: pytest.MonkeyPatch) ->
         assert [loop.size for loop in run.rule.loops][:2] == [2, 4]
         for strategy in sampled(list(enumerate_strategies(run.rule, (2, 4))), 3):
             check_on_devices(run, strategy, (2, 4), rtol=2e-5)
+
+
+def test_a_micro_batch_has_whole_blocks_of_rows() -> None:
+    pairs = pl.BlockSpec((2, 8), lambda i: (i, 0))
+    rows = floats(16, 8)
+    call = pl.pallas_call(
+        _double,
+        grid=(8,),
+        in_specs=[pairs],
+        out_specs=pairs,
+        out_shape=jax.ShapeDtypeStruct(rows.shape, rows.dtype),
+        interpret=True,
+    )
+    (run,) = runs_of(call, (rows,), "pallas_call")
+    assert check_in_time(run) == 1
+
+    def step(state: Any, batch: Any) -> Any:
+        return state, jnp.mean(call(batch) @ state)
+
+    # Of 16 rows a micro-batch has two, then one, for each device.
+    traced(step, floats(8, 8), rows, b=2, num_devices=4)
+    with pytest.raises(TraceError, match=r"\(blocks of 2 rows, where a micro-batch has 1 of the"):
+        traced(step, floats(8, 8), rows, b=2, num_devices=8)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from doubles.foreign import scale
 from meshwise.errors import TraceError
@@ -187,7 +188,79 @@ def remat(p, batch):
     return jnp.mean(jax.checkpoint(lambda q: losses(q, batch))(p))
 
 
+def doubled_rows(p, batch):
+    return jnp.mean(jnp.concatenate([batch["x"], 2 * batch["x"]]) @ p["w"])
+
+
+def chosen_and_rejected(p, batch):
+    """DPO: two blocks of rows go through the model together, and apart into the loss."""
+    rejected = {"x": batch["x"][:, ::-1], "y": batch["y"][::1]}
+    both = {k: jnp.concatenate([batch[k], rejected[k]]) for k in ("x", "y")}
+    log_probs = jax.nn.log_softmax(hidden(p, both) @ p["v"])
+    gain = jnp.take_along_axis(log_probs, both["y"][:, None], -1)[:, 0]
+    chosen, worse = jnp.split(gain, 2)
+    return -jnp.mean(jax.nn.log_sigmoid(chosen - worse)), gain
+
+
+def three_blocks(p, batch):
+    """Cut unevenly, along the last dim, by slices whose gradients are padded."""
+    x = batch["x"].T
+    h = jnp.tanh(p["w"] @ jnp.concatenate([x, jnp.sin(x), p["v"]], axis=1))
+    first, rest = h[:, :N], h[:, N:]
+    again = jnp.concatenate([rest, first], axis=1)
+    return jnp.mean((p["v"] @ again) ** 2) + jnp.mean(rest[:, N:] * first), again
+
+
+def blocks_with_draws(p, batch):
+    """Numbers of rows and random bits of rows in all blocks."""
+    both = jnp.concatenate([batch["x"], batch["x"] ** 2])
+    keep = jax.random.bernoulli(jax.random.key(1), 0.5, both.shape)
+    h = jnp.where(keep, hidden(p, {"x": both}), 0.0) + jnp.arange(2 * N)[:, None]
+    picked = h[jnp.arange(2 * N), jnp.concatenate([batch["y"], batch["y"]])]
+    return jnp.mean(picked**2) + jnp.mean((h.reshape(2, N, WIDTH)[0] @ p["v"]) ** 2)
+
+
+def blocks_in_a_loop(p, batch):
+    def layer(h, w):
+        both = jnp.tanh(jnp.concatenate([h, -h]) @ w)
+        return sum(jnp.split(both**2, 2)), jnp.mean(both)
+
+    h, means = jax.lax.scan(layer, batch["x"], jnp.stack([p["w"], p["v"]]))
+    return jnp.mean(h**2) + jnp.mean(means)
+
+
+def blocks_that_a_loop_stacks(p, batch):
+    """A loop over the rows of all blocks is no loop over those of micro-batches."""
+    both = hidden(p, {"x": jnp.concatenate([batch["x"], -batch["x"]])})
+    shifted = jax.lax.map(lambda row: row - row.max(), both)
+    return jnp.mean(both**2), shifted
+
+
+def until_each_row_is_done(p, batch):
+    """`vmap` of a `while_loop`: rows that are done wait for the others, which changes nothing."""
+
+    def one(x):
+        def goes_on(carry):
+            return jnp.any(jnp.abs(carry[0]) > 0.3) & (carry[1] < 20)
+
+        return jax.lax.while_loop(goes_on, lambda c: (0.8 * c[0], c[1] + 1), (x, 0))
+
+    start = jax.lax.stop_gradient(hidden(p, batch))
+    _, trips = jax.vmap(one)(start)
+    # Also with a predicate for each row and column, along the last dim, and with its tangent.
+    each = jax.vmap(jax.vmap(lambda x: jax.lax.while_loop(lambda x: x > 0.2, jnp.sin, x)))
+    _, slope = jax.jvp(each, (start.T,), (jnp.ones_like(start.T),))
+    return jnp.mean((hidden(p, batch) / trips[:, None]) ** 2) + jnp.mean(p["v"] @ slope), trips
+
+
 SEPARABLE = (
+    until_each_row_is_done,
+    doubled_rows,
+    chosen_and_rejected,
+    three_blocks,
+    blocks_with_draws,
+    blocks_in_a_loop,
+    blocks_that_a_loop_stacks,
     mean,
     total,
     masked_mean,
@@ -240,10 +313,28 @@ def test_a_separable_step_is_exact_and_stays_in_the_loop(loss):
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 8, 3])
-def test_rows_may_be_interleaved_for_any_number_of_devices(num_devices):
-    step = descent(with_metrics)
+@pytest.mark.parametrize("loss", [with_metrics, blocks_with_draws, three_blocks])
+def test_rows_may_be_interleaved_for_any_number_of_devices(num_devices, loss):
+    step = descent(loss)
     cut = traced(step, PARAMS, BATCH, b=2, num_devices=num_devices)
     assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
+
+
+@pytest.mark.parametrize(("num_blocks", "b"), [(2, 2), (4, 2), (2, 4)])
+def test_rows_in_blocks_of_an_inner_shard_map(num_blocks, b):
+    """A block has rows of every micro-batch, since every device has."""
+    mesh = jax.make_mesh((num_blocks,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": P("data")}
+
+    def loss(p, batch):
+        h = jax.shard_map(lambda p, x: jnp.tanh(x @ p["w"]), **specs)(p, batch["x"])
+        block = lambda p, h: jax.lax.pmean(jnp.mean((h @ p["v"]) ** 2), "data")  # noqa: E731
+        return jax.shard_map(block, **specs | {"out_specs": P()})(p, h), h
+
+    step = descent(loss)
+    cut = traced(step, PARAMS, BATCH, b=b, num_devices=4)
+    assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
+    assert heavy_outside_the_loop(cut.program, b) == []
 
 
 def test_state_that_follows_the_batch():
@@ -271,7 +362,7 @@ def test_state_that_follows_the_batch():
 @pytest.mark.parametrize("sections", [1, 3])
 def test_rows_taken_in_every_section_of_a_dim_are_joined_again(sections):
     value = np.arange(2 * sections * 8).reshape(2, -1)
-    state, batch = split(1, sections), Batch(8, 2, 2)
+    state, batch = split(1, 2 * sections), Batch(8, 2, 2)
     taken = jnp.stack([take_rows(jnp.asarray(value), state, batch, t) for t in range(2)])
     rows = value.reshape(2, sections, 8)[:, :, [0, 1, 4, 5]]
     np.testing.assert_array_equal(taken[0], rows.reshape(2, -1))
@@ -324,8 +415,21 @@ def reversed_rows(p, batch):
     return jnp.mean((batch["x"][::-1] @ p["w"]) * hidden(p, batch))
 
 
-def doubled_rows(p, batch):
-    return jnp.mean(jnp.concatenate([batch["x"], 2 * batch["x"]]) @ p["w"])
+def rows_before_others(p, batch):
+    """One block is no whole number of the other."""
+    return jnp.mean(jnp.concatenate([batch["x"][:4], batch["x"]]) @ p["w"])
+
+
+def half_of_the_blocks(p, batch):
+    both = hidden(p, {"x": jnp.concatenate([batch["x"], 2 * batch["x"]])})
+    return jnp.mean(both[N // 2 : 3 * N // 2] @ p["v"])
+
+
+def blocks_beside_pairs(p, batch):
+    """Each row twice, one behind the other, beside all rows twice."""
+    both = jnp.concatenate([batch["x"], 2 * batch["x"]])
+    pairs = jnp.repeat(hidden(p, batch), 2, axis=0)
+    return jnp.mean((hidden(p, {"x": both}) * pairs) ** 2)
 
 
 def batch_minor_in_a_reshape(p, batch):
@@ -346,7 +450,31 @@ def load_balance(p, batch):
     return jnp.mean(gate @ p["v"]) + jnp.sum(gate.mean(0) * top.mean(0))
 
 
+def until_all_rows_are_done(p, batch):
+    """Rows that are done go on with the others."""
+    start = jax.lax.stop_gradient(hidden(p, batch))
+    found = jax.lax.while_loop(lambda h: jnp.any(jnp.abs(h) > 0.3), lambda h: 0.8 * h, start)
+    return jnp.mean(found @ p["v"])
+
+
+def until_the_mean_row_is_done(p, batch):
+    def one(x, mean):
+        return jax.lax.while_loop(lambda c: c > mean, jnp.sin, x)
+
+    start = jax.lax.stop_gradient(hidden(p, batch))
+    return jnp.mean(jax.vmap(jax.vmap(one), (0, None))(start, start.mean(0)) @ p["v"])
+
+
+def decided_by_all_rows(p, batch):
+    """As `equinox.error_if` on activations."""
+    h = hidden(p, batch)
+    return jnp.mean(jax.lax.cond(jnp.any(h > 0.99), jnp.sin, lambda h: h, h) @ p["v"])
+
+
 INSEPARABLE = {
+    decided_by_all_rows: "cond",
+    until_all_rows_are_done: "while",
+    until_the_mean_row_is_done: "while|div|gt",
     contrastive: "dot_general",
     root_of_a_mean: "sqrt",
     log_of_a_mean: "log|div",
@@ -357,25 +485,36 @@ INSEPARABLE = {
     first_rows: "slice|dynamic_slice",
     permuted_rows: "gather",
     reversed_rows: "rev",
-    doubled_rows: "concatenate",
-    batch_minor_in_a_reshape: "reshape",
+    rows_before_others: "slice|concatenate",
+    half_of_the_blocks: "slice",
+    blocks_beside_pairs: "mul|div|integer_pow|square",
     neighbours: "slice|concatenate",
     largest_loss: "eq|reduce_max|div",
     load_balance: "mul|div",
 }
 
 
+@pytest.mark.parametrize(
+    "loss", [first_rows, rows_before_others, half_of_the_blocks, batch_minor_in_a_reshape]
+)
+def test_parts_of_the_batch_separate_where_they_have_rows_of_every_micro_batch(loss):
+    """That depends on how many devices rows are interleaved for."""
+    step = descent(loss)
+    cut = traced(step, PARAMS, BATCH, b=2, num_devices=4)
+    assert_close(run_traced(cut, PARAMS, BATCH), run_once(step, PARAMS, BATCH))
+
+
 @pytest.mark.parametrize("loss", INSEPARABLE, ids=lambda f: f.__name__)
 def test_what_does_not_separate_is_refused_by_name(loss):
     step = descent(loss)
     with pytest.raises(TraceError) as caught:
-        traced(step, PARAMS, BATCH, b=2)
+        traced(step, PARAMS, BATCH, b=2, num_devices=1)
     text = str(caught.value)
     assert re.search(rf"micro-batches: ({INSEPARABLE[loss]}) at", text), text
     assert re.search(rf"test_microbatches\.py:\d+.*{loss.__name__}", text), text
     assert "num_microbatches=1" in text
     # Statistics of each micro-batch are named where they help, and only there.
-    local: dict[str, Any] = {"b": 2, "statistics": "local"}
+    local: dict[str, Any] = {"b": 2, "statistics": "local", "num_devices": 1}
     if "microbatch_statistics" in text:
         traced(step, PARAMS, BATCH, **local)
     else:
@@ -383,6 +522,11 @@ def test_what_does_not_separate_is_refused_by_name(loss):
             traced(step, PARAMS, BATCH, **local)
         assert "microbatch_statistics" not in str(caught.value)
     traced(step, PARAMS, BATCH, b=1)
+
+
+def test_a_contrastive_loss_is_told_why():
+    with pytest.raises(TraceError, match="pairs each row with each other one, and needs the whole"):
+        traced(descent(contrastive), PARAMS, BATCH, b=2)
 
 
 def test_an_operator_without_a_rule_is_named_as_such():

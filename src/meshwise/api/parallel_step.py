@@ -7,8 +7,9 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,12 +25,14 @@ from meshwise.api.arguments import (
 )
 from meshwise.api.bound_steps import kept_step
 from meshwise.api.distributed_cluster import seen_cluster
+from meshwise.api.forbidden_transfers import check_transfers
 from meshwise.api.init_state import born_sharded, init_call, planned_for_state, state_place
 from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
+from meshwise.api.users_mesh import on_users_mesh
 from meshwise.errors import (
     NotFiniteError,
     PlanError,
@@ -148,6 +151,19 @@ class ParallelStep(PlannedStep):
         text = f"a step made by parallelize has no attribute {name!r}"
         raise AttributeError(f"{text}: {_OF_JIT[name]}" if name in _OF_JIT else text)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Say what a copy is made of: as of a function of `jax.jit`, not of what was planned."""
+        owner, name = getattr(self._fun, "__self__", None), self._options.name
+        if owner is not None and getattr(owner, name, None) is self:
+            return getattr, (owner, name)
+        again = partial(type(self), is_alone=self._is_alone)
+        return again, (self._fun, self._request, self._options)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParallelStep:
+        """Return a step of its own; that of a method is one of the copied object."""
+        fun = deepcopy(self._fun, memo)
+        return type(self)(fun, self._request, self._options, is_alone=self._is_alone)
+
     def _bound_to(self, instance: object) -> ParallelStep:
         fun = MethodType(self._fun, instance)
         options = replace(self._options, parameters=positional_parameters(fun))
@@ -175,6 +191,8 @@ class ParallelStep(PlannedStep):
         begin_s = time.perf_counter()
         binding, call = self._taken_apart(args, kwargs)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        has_meshes = has_stages(self._request.method)
+        check_transfers(binding, call, self._options.name, has_stages=has_meshes)
         shape = (tree, binding.positions, call.statics, weak_types(leaves), trace_context())
         with self._explaining_failures():
             results = self._run(binding, call, shape, leaves)
@@ -194,7 +212,7 @@ class ParallelStep(PlannedStep):
                 pass  # other shapes, or arrays that lie elsewhere
             else:
                 self._last = recent
-                return jax.tree.unflatten(recent.out_tree, out)
+                return jax.tree.unflatten(recent.out_tree, on_users_mesh(out))
         if any(map(is_tracer, leaves)):
             raise TraceError(
                 f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
@@ -213,7 +231,7 @@ class ParallelStep(PlannedStep):
         self._recent[shape] = self._last = fitting
         with own_context(), kept_programs():  # small ones are compiled when they first run
             out = fitting.run(fitting.place(leaves))
-        return jax.tree.unflatten(fitting.out_tree, out)
+        return jax.tree.unflatten(fitting.out_tree, on_users_mesh(out))
 
     def _run_as_it_stands(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Run the function without a plan, operation by operation."""
@@ -481,7 +499,7 @@ class ParallelStep(PlannedStep):
         self._last = executable
         here = frozenset(executable.pipeline.indices)
         self._record.measured(executable, begin_s, timeline, here)
-        return jax.tree.unflatten(executable.out_tree, results), timeline
+        return jax.tree.unflatten(executable.out_tree, on_users_mesh(results)), timeline
 
     @contextmanager
     def _explaining_failures(self) -> Iterator[None]:

@@ -126,7 +126,7 @@ def parallelize(
     checked = None if cluster is None else check_cluster(cluster)
     request = PlanRequest(
         method=Auto() if method is None else check_method(method),
-        cluster=seen_cluster if checked is None else lambda: checked,
+        cluster=seen_cluster if checked is None else partial(_given, checked),
         num_microbatches=num_microbatches,
         statistics=microbatch_statistics,
         pins=dict(pins or {}),
@@ -145,6 +145,11 @@ def parallelize(
     if isinstance(checked, RayCluster):
         return RayStep(fun, checked, partial(parallelize, **given))
     return ParallelStep(fun, request, options, is_alone=isinstance(checked, OneProcess))
+
+
+def _given(cluster: ClusterSpec) -> ClusterSpec:
+    """Return a cluster: a function that can be pickled, for `partial`."""
+    return cluster
 
 
 def _check_fun(fun: object) -> None:

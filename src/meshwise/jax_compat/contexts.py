@@ -53,11 +53,21 @@ def users_mesh() -> sharding.AbstractMesh:
     return sharding.get_abstract_mesh()
 
 
+def explicit_mesh() -> sharding.Mesh | None:
+    """Return the mesh that a user has set if its axes belong to types; None without one."""
+    if users_mesh().empty:
+        return None
+    mesh = get_concrete_mesh()
+    return None if mesh.empty or mesh.are_all_axes_auto else mesh
+
+
 def trace_context() -> Hashable:
     """Return all settings of JAX that a trace depends on: `jax.jit` traces anew if they change."""
     return config.trace_context()
 
 
+# Whether transfers that nobody asked for may take place.
+_GUARDS = (config.transfer_guard_host_to_device, config.transfer_guard_device_to_device)
 # Settings that decide what a step computes, and that may be those of one thread.
 _SETTINGS = (
     *("enable_x64", "default_matmul_precision", "default_prng_impl"),
@@ -86,22 +96,34 @@ def under_settings(settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+def transfer_guards() -> tuple[str | None, str | None]:
+    """Return what `jax.transfer_guard` says of transfers from the host, and between devices."""
+    from_host, between = (guard.value for guard in _GUARDS)
+    return from_host, between
+
+
 @contextmanager
 def own_context() -> Iterator[None]:
     """Free what runs inside from the mesh that a user has set, and compile it in any case.
 
+    What it transfers is asked for, by a plan: `jax.transfer_guard("disallow")` lets it pass.
+
     Returns:
         A context manager.
     """
+    guards = [guard for guard in _GUARDS if guard.value == "disallow"]
     is_jitted = not config.disable_jit.value
-    if is_jitted and users_mesh().empty and get_concrete_mesh().empty:
+    if is_jitted and users_mesh().empty and get_concrete_mesh().empty and not guards:
         yield
         return
     with (
+        ExitStack() as stack,
         disable_jit(False),
         sharding_impls._internal_use_concrete_mesh(empty_concrete_mesh),
         sharding.use_abstract_mesh(empty_abstract_mesh),
     ):
+        for guard in guards:
+            stack.enter_context(guard("allow"))
         yield
 
 

@@ -86,6 +86,12 @@ def nothing_followed(mine: Sequence[str], others: Sequence[str]) -> PlanError:
         mine: Paths of its arguments.
         others: Paths of the arguments of the other step.
     """
+    if not others:
+        return PlanError(
+            "the stages of the step that is followed keep no state, since it donates none "
+            "(donate_argnums=()): give it donate_argnums='auto', or the arguments that it returns "
+            "anew"
+        )
     return PlanError(
         f"no argument of this step follows one of the other: {', '.join(mine[:4])} here, "
         f"{', '.join(nearest(mine[0] if mine else '', others, 4))} there; pass the state of the "

@@ -16,6 +16,17 @@ from jax import Array, lax
 
 from meshwise.jax_compat.jaxprs import closed_jaxpr, jaxpr_as_fun, while_parts
 
+_BY_ROW = "stops_by_row"  # a parameter beside those of JAX
+
+
+def stops_by_row(params: Mapping[str, Any]) -> bool:
+    """Return whether further trips of a `while` change no row that is done, so rows may part.
+
+    Args:
+        params: What `with_one_predicate` returns.
+    """
+    return params.get(_BY_ROW, False)
+
 
 def with_one_predicate(
     params: Mapping[str, Any], inputs: Sequence[int]
@@ -51,5 +62,6 @@ def with_one_predicate(
         "cond_jaxpr": jax.make_jaxpr(any_goes_on)(*goes_on.in_avals),
         "body_jaxpr": jax.make_jaxpr(again_where_it_goes_on)(*in_avals),
         "body_nconsts": num_consts + num_body_consts,
+        _BY_ROW: True,
     }
     return {**params, **made}, [*inputs[:num_consts], *inputs]

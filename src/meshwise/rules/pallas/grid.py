@@ -37,7 +37,6 @@ class GridLoop:
         splits_groups: Whether the turns of a group may be split too.
         dims: For each operand and result with blocks the dim that follows the loop, and whether
             it follows groups of it; None if none does.
-        is_contiguous: Whether parts must be contiguous.
         is_shared: Whether some result does not follow it: the last turn says what it is.
     """
 
@@ -46,7 +45,6 @@ class GridLoop:
     group: int
     splits_groups: bool
     dims: tuple[tuple[int, bool] | None, ...]
-    is_contiguous: bool
     is_shared: bool
 
 
@@ -157,8 +155,6 @@ def _grid_loop(
         group=group,
         splits_groups=step == 1 and all(dim is None or dim[1] == 1 for dim in dims[num_inputs:]),
         dims=tuple(None if dim is None else (dim[0], dim[1] > 1) for dim in dims),
-        is_contiguous=group > 1
-        or any(block.sizes[dim[0]] != 1 for block, dim in zip(blocks, dims, strict=True) if dim),
         is_shared=bool(shared),
     )
 

@@ -43,7 +43,10 @@ def pallas_rule(eqn: Equation) -> LoopRule:
     loops = LoopList()
     for loop in found:
         kind = SUM if loop.is_shared else PARALLEL
-        outer, inner = (loops.add(size, kind, block=loop.is_contiguous) for size in _sizes(loop))
+        # A micro-batch has every so many blocks, in their order.  It has no result of its own that
+        # all blocks share, beside those that follow the loop.
+        block = loop.group > 1 or loop.is_shared
+        outer, inner = (loops.add(size, kind, block=block) for size in _sizes(loop))
         for of_block, dim in zip(dims, loop.dims, strict=True):
             if dim is not None:
                 at, in_groups = dim

@@ -32,7 +32,9 @@ from meshwise.program.names import (
 from meshwise.runtime.devices import has_devices_here
 from meshwise.runtime.pipeline.compiled import CompiledProgram
 from meshwise.spmd.part import border_spec
-from meshwise.trace.layers.equations import variables
+from meshwise.trace.evaluate import run_program
+from meshwise.trace.flatten import flatten
+from meshwise.trace.layers.equations import traced, variables
 from meshwise.trace.layers.layering import Layering
 
 # Inputs or outputs of an executable, with their global shapes and dtypes.
@@ -194,7 +196,13 @@ class Joining:
         given = tuple(inputs.values())
         shardings = tuple(map(sharding, inputs))
         made = tuple(map(sharding, outputs))
-        lowered = jax.jit(run, in_shardings=shardings, out_shardings=list(made)).lower(*given)
+        # What a loop or a branch in it asks of layouts is for another mesh: flat programs drop it.
+        program = flatten(traced(run, given))
+        lowered = jax.jit(
+            lambda *operands: run_program(program, operands),
+            in_shardings=shardings,
+            out_shardings=list(made),
+        ).lower(*given)
         self.programs.append(
             CompiledProgram(
                 name=label,

@@ -13,6 +13,7 @@ from meshwise.jax_compat.jaxprs import Var
 from meshwise.jax_compat.source_lines import source_line
 from meshwise.trace.layers.crossing import analyzed
 from meshwise.trace.layers.cut import Cutter
+from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.joint import Joint
 from meshwise.trace.program import Program
 from meshwise.trace.time.emit import (
@@ -56,17 +57,23 @@ def in_microbatches(
     for n, v in enumerate(joint.crossing, start=joint.first_crossing):
         if n not in joint.batch_dims and v not in joint.joined:
             raise _no_cut(cutter, v, "what crosses it are not the rows of a micro-batch")
+    for v in variables(cutter.split.forward.jaxpr.outvars[: 1 + cutter.split.num_aux]):
+        if v in joint.rows and joint.rows[v].parts > 1:
+            raise TraceError(
+                f"{_made(cutter, v)} leaves the loss with several blocks of rows one behind the "
+                "other, which a step in stages cannot return; return each block (jnp.split)"
+            )
     block = analyzed(
         joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics
     )
-    dims = _batch_dims(joint)
+    rows = _rows(joint)
     nodes = zip(joint.program.nodes, block.nodes, strict=True)
     inside = {i for node, d in nodes if d.region == INSIDE_LOOP for i in node.outputs}
     results = zip((*piece.leaving, *joint.inward), block.outputs, strict=False)
     for n, (v, state) in enumerate(results):
         is_cotangent = n >= len(piece.leaving)
         if v not in joint.joined:
-            if is_cotangent and state not in (R, L, split(dims[v])):
+            if is_cotangent and state not in (R, L, rows[v]):
                 raise _no_cut(cutter, v, "its gradient joins the rows of all micro-batches")
             continue
         is_early = state.kind == WHOLE and joint.program.outputs[n] not in inside
@@ -135,9 +142,11 @@ def run_in_time(
             accumulated(block, batch, sums, carry[0], terms),
             [value(i, state) for i, state in latest],
             [
-                lax.dynamic_update_slice_in_dim(all_rows, rows, index * rows.shape[dim], axis=dim)
-                for all_rows, (i, dim) in zip(carry[2], wanted, strict=True)
-                for rows in (value(i, split(dim)),)
+                lax.dynamic_update_slice_in_dim(
+                    all_rows, rows, index * rows.shape[state.dim], axis=state.dim
+                )
+                for all_rows, (i, state) in zip(carry[2], wanted, strict=True)
+                for rows in (value(i, state),)
             ],
         ), None
 
@@ -163,9 +172,8 @@ def _passing(joint: Joint, block: BlockTime) -> dict[int, TimeState]:
 
     A cotangent that goes on as it came is none of them: nothing is made of it.
     """
-    program, dims = joint.program, _batch_dims(joint)
+    program, states = joint.program, _rows(joint)
     values = (*joint.piece.leaving, *joint.inward)
-    states = {v: split(dim) for v, dim in dims.items()}
     return {
         j: states.get(v, block.outputs[j])
         for j, v in enumerate(values)
@@ -174,10 +182,11 @@ def _passing(joint: Joint, block: BlockTime) -> dict[int, TimeState]:
     }
 
 
-def _batch_dims(joint: Joint) -> dict[Var, int]:
-    """Batch dims of what enters and leaves as rows."""
+def _rows(joint: Joint) -> dict[Var, TimeState]:
+    """Where rows are in what enters and leaves as such."""
     entering = enumerate(joint.piece.entering, start=joint.first_crossing)
-    found = {v: joint.batch_dims[n] for n, v in entering if n in joint.batch_dims}
+    dims, parts = joint.batch_dims, joint.crossed.parts
+    found = {v: split(dims[n], parts[n]) for n, v in entering if n in dims}
     return found | dict(joint.rows)
 
 
@@ -190,7 +199,10 @@ def _empty(program: Program, batch: Batch, ident: int, state: TimeState) -> Arra
 
 
 def _no_cut(cutter: Cutter, variable: Var, reason: str) -> TraceError:
+    return TraceError(f"no cut is possible after {_made(cutter, variable)}: {reason}")
+
+
+def _made(cutter: Cutter, variable: Var) -> str:
+    """Name the operator that makes a variable of the chain."""
     eqn = cutter.chain.links[cutter.chain.maker[variable]]
-    return TraceError(
-        f"no cut is possible after {eqn.primitive.name} at {source_line(eqn.source_info)}: {reason}"
-    )
+    return f"{eqn.primitive.name} at {source_line(eqn.source_info)}"

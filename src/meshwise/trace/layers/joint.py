@@ -25,7 +25,7 @@ from meshwise.trace.layers.crossing import analyzed, is_joined
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equations import traced
 from meshwise.trace.program import Node, Program, merged
-from meshwise.trace.time.state import SPLIT, Batch, Crossed
+from meshwise.trace.time.state import SPLIT, Batch, Crossed, TimeState
 from meshwise.trace.to_graph import equation_detail
 
 
@@ -58,7 +58,7 @@ class Joint:
         crossed: What the program has from other pieces and gives to them.
         inward: Entering activations that have a cotangent.
         outward: Leaving activations that have a cotangent: those that later pieces read.
-        rows: The batch dim of each leaving activation that holds rows.
+        rows: Where rows are in each leaving activation that holds some.
         joined: Entering and leaving values that all rows have a part in, and small: a term of the
             loss, as the balancing of experts, that later pieces add to others.  They cross a cut
             once for each step, after all micro-batches; the loss is linear in them, so that their
@@ -73,7 +73,7 @@ class Joint:
     crossed: Crossed
     inward: tuple[Var, ...]
     outward: tuple[Var, ...]
-    rows: Mapping[Var, int]
+    rows: Mapping[Var, TimeState]
     joined: frozenset[Var]
     once: frozenset[Var]
 
@@ -91,7 +91,7 @@ class Joint:
 def join(
     step: CutStep,
     piece: Piece,
-    rows: Mapping[Var, int],
+    rows: Mapping[Var, TimeState],
     joined: AbstractSet[Var],
     remat: Remat = "none",
 ) -> Joint:
@@ -100,7 +100,7 @@ def join(
     Args:
         step: The step that is cut.
         piece: A run of links.
-        rows: The batch dim of each activation that enters.
+        rows: Where rows are in each activation that enters.
         joined: Values of earlier pieces that all rows have a part in.
         remat: What the backward pass computes again.
 
@@ -114,10 +114,11 @@ def join(
     fun = _PieceFunction(cutter, piece, remat)
     avals, dims = fun.avals(), fun.batch_dims(rows)
     count, start = len(avals), len(avals) - len(piece.entering)
-    streamed = {start + n for n, v in enumerate(piece.entering) if v in rows}
+    parts = {start + n: rows[v].parts for n, v in enumerate(piece.entering) if v in rows}
     entered = frozenset(start + n for n, v in enumerate(piece.entering) if v in joined)
     crossed = Crossed(
-        streamed=frozenset(streamed),
+        streamed=frozenset(parts),
+        parts=parts,
         late=frozenset() if is_local else entered,
         local=entered if is_local else frozenset(),
     )
@@ -125,10 +126,10 @@ def join(
     found, after = _leaving(step, piece, program, dims, crossed)
     after = {v for v in after if cutter.is_read_after(v, piece.last)}
     outward = list(enumerate(fun.outward, start=count))
-    dims |= {n: found[v] for n, v in outward if v in found}
-    streamed |= {n for n, v in outward if v in found}
+    dims |= {n: found[v].dim for n, v in outward if v in found}
+    parts |= {n: found[v].parts for n, v in outward if v in found}
     after |= joined & set(piece.entering)
-    crossed = replace(crossed, streamed=frozenset(streamed))
+    crossed = replace(crossed, streamed=frozenset(parts), parts=parts)
     if is_local:
         cotangents = {n for n, v in outward if v in after}
         results = {n for n, v in enumerate((*piece.leaving, *fun.inward)) if v in after}
@@ -174,13 +175,14 @@ class _PieceFunction:
             *(v.aval for v in piece.entering),
         ]
 
-    def batch_dims(self, rows: Mapping[Var, int]) -> dict[int, int]:
+    def batch_dims(self, rows: Mapping[Var, TimeState]) -> dict[int, int]:
         """Return the batch dims of the operands that hold rows, by position."""
         split, piece = self.cutter.split, self.piece
         start = len(piece.arguments) + len(piece.roots)
         of_arguments = ((n, split.batch_dims.get(i)) for n, i in enumerate(piece.arguments))
-        of_entering = ((start + n, rows.get(v)) for n, v in enumerate(piece.entering))
-        return {n: dim for n, dim in (*of_arguments, *of_entering) if dim is not None}
+        found = {n: dim for n, dim in of_arguments if dim is not None}
+        entering = enumerate(piece.entering, start=start)
+        return found | {n: rows[v].dim for n, v in entering if v in rows}
 
     def forward(self, *operands: Array) -> list[Array]:
         """Return the activations that leave."""
@@ -275,8 +277,8 @@ def _once(program: Program, batch_dims: Mapping[int, int]) -> Program:
 
 def _leaving(
     step: CutStep, piece: Piece, program: Program, dims: Mapping[int, int], crossed: Crossed
-) -> tuple[dict[Var, int], set[Var]]:
-    """Find the batch dims of rows that leave a piece, and what all rows have a part in."""
+) -> tuple[dict[Var, TimeState], set[Var]]:
+    """Find the rows that leave a piece, and what all rows have a part in."""
     # Where rows are does not depend on how many parts they are cut into, if it is more than one;
     # the fewest parts separate most easily (experts take tokens in groups of several rows).
     size = step.batch_size
@@ -290,6 +292,6 @@ def _leaving(
     )
     states = list(zip(piece.leaving, block.outputs, strict=True))
     return (
-        {v: s.dim for v, s in states if s.kind == SPLIT and s.sections == 1},
+        {v: s for v, s in states if s.kind == SPLIT},
         {v for v, s in states if is_joined(s, num_bytes(v.aval))},
     )

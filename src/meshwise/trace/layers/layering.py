@@ -23,6 +23,7 @@ from meshwise.trace.layers.planned import (
 from meshwise.trace.layers.split import SplitStep
 from meshwise.trace.layers.stacks.unstack import Unstacked
 from meshwise.trace.layers.update import Update
+from meshwise.trace.time.state import TimeState
 
 # What is planned is compiled next, but a search goes over more programs than need to be kept.
 _KEPT_PROGRAMS = 32
@@ -67,7 +68,7 @@ class Layering:
         self.update = Update(split, readers)
         self.classes = self._classes()
         self._crossing: dict[int, int] = {}
-        self._rows: dict[Var, int] = {}
+        self._rows: dict[Var, TimeState] = {}
         self._joined: set[Var] = set()
         self._joints: dict[tuple[int, int, Remat], Joint] = {}
         self._programs: dict[tuple[int, int, int, Remat], PieceProgram] = {}
@@ -187,7 +188,7 @@ class Layering:
                 if w in joint.joined:
                     self._joined.add(v)
 
-    def _states(self, activations: Sequence[Var]) -> list[tuple[int | None, bool]]:
+    def _states(self, activations: Sequence[Var]) -> list[tuple[TimeState | None, bool]]:
         return [(self._rows.get(v), v in self._joined) for v in activations]
 
     def graph(

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jax import Array
 
+from meshwise.errors import TraceError
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat.jaxprs import Aval, Var
 from meshwise.pieces.neighbours import CrossingNames
@@ -81,7 +82,7 @@ def piece_program(
         The program.
 
     Raises:
-        TraceError: the piece does not separate into micro-batches.
+        TraceError: the piece does not separate into micro-batches, or has no work in them.
     """
     batch = Batch(step.batch_size, num_microbatches, 1)
     block = in_microbatches(step.cutter, joint, batch, local_statistics=step.local_statistics)
@@ -308,7 +309,9 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
     first, start = inputs.entering_at.start, joint.first_crossing
     dims |= {first - start + n: dim for n, dim in joint.batch_dims.items() if n >= start}
-    loop = _loop(graph, run.batch.num_microbatches)
+    local = (n for n in joint.crossed.local if n >= start)
+    moving = {graph.inputs[k] for k in (*dims, *(first - start + n for n in local))}
+    loop = _loop(graph, run, moving)
     forward, border = divided_body(
         graph,
         loop,
@@ -351,7 +354,7 @@ def _entering(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing
 
 def _leaving(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]:
     """Yield the activations that leave in each micro-batch."""
-    joint, piece = run.joint, run.joint.piece
+    joint, piece, rows = run.joint, run.joint.piece, run.joint.rows
     cotangents = dict(zip(joint.outward, run.inputs.cotangents_at, strict=True))
     for v, j in zip(piece.leaving, run.results.leaving_at, strict=True):
         if v not in joint.once:
@@ -359,7 +362,7 @@ def _leaving(run: _WholePiece, adjacent: AbstractSet[Var]) -> Iterator[Crossing]
                 value=j,
                 cotangent=cotangents.get(v, -1),
                 is_read=run.cutter.is_read_after(v, piece.last),
-                num_bytes=num_bytes(run.of_microbatch(v.aval, joint.rows.get(v))),
+                num_bytes=num_bytes(run.of_microbatch(v.aval, rows[v].dim if v in rows else None)),
                 is_adjacent=v in adjacent,
             )
 
@@ -379,11 +382,22 @@ def crossing_names(joint: Joint) -> CrossingNames:
     )
 
 
-def _loop(graph: Graph, length: int) -> int:
-    """Return the operator that runs the micro-batches: the scan with the largest body."""
-    loops = [
-        i
-        for i, op in enumerate(graph.operators)
-        if op.structure is not None and op.kind == "scan" and op.structure.length == length
-    ]
-    return max(loops, key=lambda i: len(graph.operators[i].bodies[0].operators))
+def _loop(graph: Graph, run: _WholePiece, moving: AbstractSet[int]) -> int:
+    """Return the operator that runs the micro-batches: the one that reads what differs in them.
+
+    Args:
+        graph: The graph of the piece.
+        run: The piece.
+        moving: Tensors that are rows, or a statistic, of one micro-batch.
+    """
+    for i, op in enumerate(graph.operators):
+        if op.structure is not None and op.kind == "scan" and not moving.isdisjoint(op.inputs):
+            return i
+    chain, piece = run.cutter.chain, run.joint.piece
+    first, last = (
+        f"{chain.links[k].primitive.name} at {chain.where[k]}" for k in (piece.first, piece.last)
+    )
+    raise TraceError(
+        f"the layer from {first} to {last} has no work in the micro-batches: all of it follows "
+        "what joins their rows; ask for fewer stages"
+    )

@@ -40,7 +40,7 @@ def fits(state: TimeState, want: TimeState) -> bool:
 
 def shifted(state: TimeState, by: int) -> TimeState:
     """Return the state of a stacked value (by 1), or of its slices (by -1)."""
-    return split(state.dim + by, state.sections) if state.kind == SPLIT else state
+    return split(state.dim + by, state.parts) if state.kind == SPLIT else state
 
 
 def joined(states: Sequence[TimeState], node: Node) -> TimeState:
@@ -52,7 +52,7 @@ def joined(states: Sequence[TimeState], node: Node) -> TimeState:
     found = {state for state in states if state.kind not in (WHOLE, LOCAL)}
     if not found:
         return L if any(state.kind == LOCAL for state in states) else R
-    want = min(found, key=lambda state: (state.kind, state.dim, state.sections, state.monoid))
+    want = min(found, key=lambda state: (state.kind, state.dim, state.parts, state.monoid))
     if any(not fits(state, want) for state in states):
         kinds = " and ".join(sorted({state.kind for state in states}))
         raise NotSeparableError(node, f"leaves a result that is {kinds} in its branches")

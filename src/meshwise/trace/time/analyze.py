@@ -20,6 +20,7 @@ from meshwise.rules.table import primitive_rule
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.agree import NotSeparableError, fits
 from meshwise.trace.time.bodies import analyze_bodies
+from meshwise.trace.time.row_blocks import of_row_blocks
 from meshwise.trace.time.state import (
     AFTER,
     AFTER_LOOP,
@@ -38,6 +39,7 @@ from meshwise.trace.time.state import (
     R,
     TimeState,
     operand_states,
+    parts_of,
     result_states,
     split,
 )
@@ -86,7 +88,7 @@ def analyze(
         TraceError: the step does not separate into micro-batches.
     """
     shared = crossed or Crossed()
-    given = {i: split(dim) for i, dim in batch_dims.items()}
+    given = {i: split(dim, shared.parts.get(i, batch.groups)) for i, dim in batch_dims.items()}
     given |= dict.fromkeys(shared.late, A) | dict.fromkeys(shared.local, L)
     inputs = tuple(given.get(i, R) for i in range(len(program.inputs)))
     not_before = {program.inputs[i] for i in shared.streamed | shared.late | shared.local}
@@ -102,7 +104,7 @@ def analyze(
             top.go_back(retry.forced)
         except NotSeparableError as error:
             helps = not local_statistics and _separates_locally(program, batch_dims, batch, crossed)
-            raise _refusal(error.node, error.reason, batch.size, local_helps=helps) from None
+            raise _refusal(error.node, error.reason, batch, local_helps=helps) from None
 
 
 class _NoLossError(TraceError):
@@ -128,23 +130,50 @@ def _separates_locally(
     return True
 
 
-def _refusal(node: Node, reason: str, num_rows: int, *, local_helps: bool) -> TraceError:
+def _refusal(node: Node, reason: str, batch: Batch, *, local_helps: bool) -> TraceError:
     remedy = "use num_microbatches=1, or rewrite the loss as sums over the batch"
     if local_helps:
         remedy = (
             "use num_microbatches=1, rewrite the loss as sums over the batch, or accept "
             'microbatch_statistics="local" (statistics of each micro-batch, results averaged)'
         )
-    if num_rows == 1:
+    if batch.size == 1:
         remedy = (
             "the batch has one row, so its dim cannot be told from other dims of size 1; pass two "
             "rows or more, or plan without stages (method=mw.IntraOp())"
         )
-    whole = "" if node.bodies else primitive_rule(node.equation).rule(node.equation).whole
+    whole = _why_whole(node, batch)
     return TraceError(
         f"the step does not separate into micro-batches: {node.name} at "
         f"{source_line(node.source)} {reason}{f' ({whole})' if whole else ''}; {remedy}"
     )
+
+
+def _why_whole(node: Node, batch: Batch) -> str:
+    """Return why the rows of a micro-batch do not pass through an equation by themselves."""
+    if node.bodies:
+        return ""
+    rule = primitive_rule(node.equation).rule(node.equation)
+    shapes = (aval.shape for aval in node.equation.in_avals)
+    blocks = {
+        size // rule.loops[loops[0]].size
+        for shape, dims in zip(shapes, rule.operands, strict=True)
+        for size, loops in zip(shape, dims, strict=True)
+        if len(loops) == 1 and not rule.halos
+    } - {1}
+    if rule.whole or not blocks:
+        return rule.whole
+    run = batch.size // (batch.groups * batch.num_microbatches)
+    return f"blocks of {max(blocks)} rows, where a micro-batch has {run} of the batch in a row"
+
+
+def _pairs(node: Node, states: Sequence[TimeState]) -> bool:
+    """Return whether an equation is a product of all rows with all rows, as a contrastive loss."""
+    if node.name != "dot_general":
+        return False
+    contracted, batch = node.equation.params["dimension_numbers"]
+    sides = zip(states, contracted, batch, strict=True)
+    return all(s.kind == SPLIT and s.dim not in (*sums, *rows) for s, sums, rows in sides)
 
 
 def is_heavy(node: Node) -> bool:
@@ -260,7 +289,13 @@ class _Analysis:
             blame = node
         if blame is not None:
             if is_heavy(node):
-                raise NotSeparableError(blame, "needs the whole batch before the rest can go on")
+                does, why = "", ""
+                if blame is node and _pairs(node, states):
+                    does = "pairs each row with each other one, and "
+                if blame.name == "cond":
+                    why = " (a reduction over all rows decides its branch)"
+                reason = f"{does}needs the whole batch before the rest can go on{why}"
+                raise NotSeparableError(blame, reason)
             self.gathered.update(dict.fromkeys(node.outputs, blame))
         return NodeTime(
             region=AFTER_LOOP,
@@ -304,9 +339,11 @@ class _Analysis:
         sizes = (self.batch.num_microbatches,)
         has_split = any(s.kind == SPLIT for s in states)
         if has_split:
-            parts = self.batch.num_microbatches * self.batch.groups
             choices = [
-                i for i, loop in enumerate(rule.loops) if not loop.block and loop.size % parts == 0
+                i
+                for i, loop in enumerate(rule.loops)
+                if not loop.block
+                and loop.size % (self.batch.num_microbatches * parts_of(rule, i, states)) == 0
             ]
         elif any(s.kind == PARTIAL for s in states):
             choices = [passing(k) for k in range(len(rule.linear))]
@@ -315,17 +352,20 @@ class _Analysis:
         for choice in choices:
             if not divides(rule, (choice,), sizes):
                 continue
-            wants = operand_states(rule, choice)
+            parts = parts_of(rule, choice, states)
+            wants = operand_states(rule, choice, parts)
             if not all(fits(s, want) for s, want in zip(states, wants, strict=True)):
                 continue
-            out = result_states(rule, choice)
+            out = result_states(rule, choice, parts)
             if choice == NONE:
                 out = (L,) * len(out)
             is_sum = self.top and not has_split and choice != NONE
             if is_sum and not runs_on_terms(self.program, node, states, self._readers):
                 return None  # rule 2: accumulate first, then once after the loop
-            return NodeTime(region=INSIDE_LOOP, choice=choice, wants=wants, results=out)
-        return None
+            return NodeTime(
+                region=INSIDE_LOOP, choice=choice, wants=wants, results=out, parts=parts
+            )
+        return of_row_blocks(node.equation, states)
 
     def _bodies(self, node: Node, states: Sequence[TimeState]) -> NodeTime | None:
         reduced = {state.kind for state in states} <= {WHOLE, PARTIAL}
@@ -379,7 +419,14 @@ class _Analysis:
             raise _RetryError(replace(self.forced, before=self.forced.before | slice_))
         if self.local:
             self._localize(self._frontier(dependent, idents))
-        return next((self.program.nodes[p] for p in dependent if self._bends(p)), node)
+        # Rather the branch than what decides it, which may stand in a library.
+        behind = [self.program.nodes[p] for p in dependent]
+        decided = (n for n in (*behind, node) if n.name == "cond" and self._is_decided(n))
+        bending = (self.program.nodes[p] for p in dependent if self._bends(p))
+        return next(decided, next(bending, node))
+
+    def _is_decided(self, cond: Node) -> bool:
+        return self.states[cond.inputs[0]].kind != WHOLE
 
     def localize_results(self, idents: Sequence[int]) -> None:
         """Make values statistics of each micro-batch.

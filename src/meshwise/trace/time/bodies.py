@@ -1,7 +1,8 @@
 """The micro-batch axis through the bodies of `scan`, `cond` and `while`.
 
 The rows of a micro-batch may pass through a body as through any equation.  What decides how often
-or which body runs must be equal for all micro-batches.
+or which body runs must be equal for all micro-batches, but for loops that `vmap` made: there each
+row stops by itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from meshwise.graph.loops import NONE
 from meshwise.graph.structure import PREDICATE
 from meshwise.trace.program import Node
+from meshwise.trace.row_loops import stops_by_row
 from meshwise.trace.time.agree import (
     NotSeparableError,
     joined,
@@ -28,7 +30,10 @@ from meshwise.trace.time.state import (
     NodeTime,
     R,
     TimeState,
+    partial,
 )
+
+_UNTIL = "runs until a reduction over the batch says so"
 
 
 def analyze_bodies(
@@ -51,7 +56,7 @@ def analyze_bodies(
     """
     structure = node.structure
     assert structure is not None
-    if any(states[k] == TimeState(SPLIT, 0) for k in structure.stacked_operands):
+    if any((states[k].kind, states[k].dim) == (SPLIT, 0) for k in structure.stacked_operands):
         return None
     for k in structure.whole_operands:
         _same_for_all(states[k], node)
@@ -59,10 +64,16 @@ def analyze_bodies(
             return None
     inner = [shifted(s, -1) if k in structure.stacked_operands else s for k, s in enumerate(states)]
     while True:  # ends: a state only ever goes from whole to something else
-        blocks = [
-            analyze_body(p, [inner[k] for k in part.operands])
-            for p, part in enumerate(structure.parts)
-        ]
+        try:
+            blocks = [
+                analyze_body(p, [inner[k] for k in part.operands])
+                for p, part in enumerate(structure.parts)
+            ]
+        except NotSeparableError as error:
+            deciding = [node.bodies[p] for p, _ in structure.makers(PREDICATE)]
+            if any(error.node is inner for body in deciding for inner in body.nodes):
+                raise NotSeparableError(node, _UNTIL) from None
+            raise
         made = {
             j: joined([blocks[p].outputs[n] for p, n in structure.makers(j)], node)
             for j in range(len(node.outputs))
@@ -73,8 +84,10 @@ def analyze_bodies(
             break
     for p, n in structure.makers(PREDICATE):
         _same_for_all(blocks[p].outputs[n], node)
-        if blocks[p].outputs[n].kind != WHOLE:
-            raise NotSeparableError(node, "runs until a reduction over the batch says so")
+        # The rows of a micro-batch need not wait for those of others.
+        is_own = blocks[p].outputs[n] == partial("or") and stops_by_row(node.equation.params)
+        if blocks[p].outputs[n].kind != WHOLE and not is_own:
+            raise NotSeparableError(node, _UNTIL)
     leaving = {**made, **{j: inner[k] for k, j in structure.carries}, PREDICATE: R}
     return NodeTime(
         region=INSIDE_LOOP,

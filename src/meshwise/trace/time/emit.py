@@ -8,6 +8,7 @@ the loop is the layout of a scan constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +21,13 @@ from meshwise.rules.table import primitive_rule
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program
 from meshwise.trace.time.monoids import combine, identity_of
+from meshwise.trace.time.row_blocks import run_row_blocks
 from meshwise.trace.time.rows import join_rows, take_rows
 from meshwise.trace.time.shards import TimeShards
 from meshwise.trace.time.state import (
     AFTER_LOOP,
     BEFORE_LOOP,
+    BLOCKS,
     INSIDE_LOOP,
     LOCAL,
     PARTIAL,
@@ -33,8 +36,10 @@ from meshwise.trace.time.state import (
     Batch,
     BlockTime,
     NodeTime,
+    R,
     TimeState,
     reduction_of,
+    split,
 )
 
 # What only turns or repeats a value.
@@ -98,31 +103,34 @@ class _Block:
         work of the whole once, and nothing is stored at full batch.
         """
         node = self.producer.get(ident)
-        if node is not None and not node.bodies and want.sections == 1:
-            cloned = self._clone(node, node.outputs.index(ident), want.dim)
+        if node is not None and not node.bodies:
+            cloned = self._clone(node, node.outputs.index(ident), want)
             if cloned is not None:
                 return cloned
         value = self.micro[ident, state] if state.kind == LOCAL else self._whole(ident)
         return take_rows(jnp.asarray(value), want, self.batch, self.index)
 
-    def _clone(self, node: Node, position: int, dim: int) -> Array | None:
+    def _clone(self, node: Node, position: int, rows: TimeState) -> Array | None:
         row = primitive_rule(node.equation)
         rule = row.rule(node.equation)
         rank = len(node.equation.out_avals[position].shape)
-        wanted = Layout(tuple((0,) if d == dim else () for d in range(rank)))
+        wanted = Layout(tuple((0,) if d == rows.dim else () for d in range(rank)))
         chosen = strategy_for_result(rule, position, wanted, (self.batch.num_microbatches,))
-        if chosen is None or (chosen[0][0] >= 0 and rule.loops[chosen[0][0]].block):
+        if chosen is None:
             return None
-        strategy, layouts = chosen
+        (choice,), layouts = chosen
+        loop, count = rule.loops[choice] if choice >= 0 else None, self.batch.num_microbatches
+        if loop is not None and (loop.block or loop.size % (rows.parts * count)):
+            return None
         operands = []
         for ident, layout in zip(node.inputs, layouts, strict=True):
             split_dim = next((d for d, axes in enumerate(layout.dims) if axes), None)
-            want = TimeState(WHOLE) if split_dim is None else TimeState(SPLIT, split_dim)
+            want = R if split_dim is None else split(split_dim, rows.parts)
             state = self.block.states[ident]
             if state.kind not in (WHOLE, LOCAL) and state != want:
                 return None
             operands.append(self.get(ident, want))
-        shards = TimeShards(rule, strategy[0], self.batch, self.index)
+        shards = TimeShards(rule, choice, replace(self.batch, groups=rows.parts), self.index)
         with source_scope(node.source):
             return row.local(node.equation, shards, operands)[position]
 
@@ -141,10 +149,14 @@ class _Block:
         operands = [self.get(i, w) for i, w in zip(node.inputs, decision.wants, strict=True)]
         if node.bodies:
             results = _run_bodies(node, decision, self.batch, self.index, operands)
+        elif decision.choice == BLOCKS:
+            parts = self.batch.num_microbatches
+            results = run_row_blocks(node.equation, decision.wants, parts, operands)
         else:
             row = primitive_rule(node.equation)
             rule = row.rule(node.equation)
-            shards = TimeShards(rule, decision.choice, self.batch, self.index)
+            batch = replace(self.batch, groups=decision.parts)
+            shards = TimeShards(rule, decision.choice, batch, self.index)
             results = row.local(node.equation, shards, operands)
             results = [
                 self._localized(value, ident, reduction_of(rule, decision.choice))

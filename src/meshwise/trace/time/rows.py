@@ -11,7 +11,7 @@ from meshwise.trace.time.state import Batch, TimeState
 
 def take_rows(value: Array, state: TimeState, batch: Batch, index: Array) -> Array:
     """Rows of one micro-batch; local on every device however the batch is split in space."""
-    dim, parts = state.dim, state.sections * batch.groups
+    dim, parts = state.dim, state.parts
     rows = value.shape[dim]
     run = rows // (parts * batch.num_microbatches)
     head, tail = value.shape[:dim], value.shape[dim + 1 :]
@@ -22,7 +22,7 @@ def take_rows(value: Array, state: TimeState, batch: Batch, index: Array) -> Arr
 
 def join_rows(stacked: Array, state: TimeState, batch: Batch) -> Array:
     """Inverse of `take_rows` for rows stacked along a new dim 0."""
-    dim, parts = state.dim, state.sections * batch.groups
+    dim, parts = state.dim, state.parts
     shape = stacked.shape[1:]
     run = shape[dim] // parts
     head, tail = shape[:dim], shape[dim + 1 :]

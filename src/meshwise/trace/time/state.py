@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import NONE, PARALLEL, DimMap, LoopRule
@@ -14,6 +14,9 @@ SPLIT = "split"  # a dim holds the rows of the micro-batch
 PARTIAL = "partial"  # a term; the value is the reduction over the micro-batches
 LOCAL = "local"  # a statistic of the micro-batch alone; the value is the mean over micro-batches
 AFTER = "after"  # known only after the loop
+
+# A choice that is no loop, no linear group and not `NONE`: see `row_blocks`.
+BLOCKS = 1 << 30
 
 BEFORE_LOOP = "before"
 INSIDE_LOOP = "inside"
@@ -28,15 +31,16 @@ class TimeState:
         kind: One of the five above.
         dim: The split dim.
         monoid: The reduction of a partial value.
-        sections: How many equal parts of the split dim each hold rows of every micro-batch: what
-            is major to the batch in that dim.  `vmap` of a grouped convolution over its kernel
-            makes output channels of (group, row, channel).
+        parts: How many equal parts of the split dim each hold rows of every micro-batch: as many as
+            `Batch.groups` in an argument, times what is major to the batch in that dim.  `vmap` of
+            a grouped convolution over its kernel makes output channels of (group, row, channel);
+            two blocks of rows one behind the other have twice as many.
     """
 
     kind: str
     dim: int = -1
     monoid: str = ""
-    sections: int = 1
+    parts: int = 1
 
 
 R = TimeState(WHOLE)
@@ -44,9 +48,9 @@ A = TimeState(AFTER)
 L = TimeState(LOCAL)
 
 
-def split(dim: int, sections: int = 1) -> TimeState:
-    """Rows of the micro-batch along `dim`."""
-    return TimeState(SPLIT, dim, sections=sections)
+def split(dim: int, parts: int = 1) -> TimeState:
+    """Rows of the micro-batch along `dim`, in each of equal parts of it."""
+    return TimeState(SPLIT, dim, parts=parts)
 
 
 def partial(monoid: str) -> TimeState:
@@ -54,21 +58,35 @@ def partial(monoid: str) -> TimeState:
     return TimeState(PARTIAL, monoid=monoid)
 
 
-def operand_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
-    """States in which operands enter where a loop or linear group follows the micro-batches."""
+def parts_of(rule: LoopRule, choice: int, states: Sequence[TimeState]) -> int:
+    """Return how many equal parts of a loop hold rows of every micro-batch, by its operands."""
+    for state, dims in zip(states, rule.operands, strict=True):
+        if state.kind == SPLIT and state.dim < len(dims) and choice in dims[state.dim]:
+            return max(state.parts // _along(rule, choice, 1, dims).parts, 1)
+    return 1
+
+
+def operand_states(rule: LoopRule, choice: int, parts: int = 1) -> tuple[TimeState, ...]:
+    """States in which operands enter where a loop or linear group follows the micro-batches.
+
+    Args:
+        rule: The loops.
+        choice: The loop, or the linear group.
+        parts: What `parts_of` returns.
+    """
     terms = rule.linear[-2 - choice] if choice <= -2 else ()
     return tuple(
-        partial(SUM) if index in terms else _along(rule, choice, dims)
+        partial(SUM) if index in terms else _along(rule, choice, parts, dims)
         for index, dims in enumerate(rule.operands)
     )
 
 
-def result_states(rule: LoopRule, choice: int) -> tuple[TimeState, ...]:
+def result_states(rule: LoopRule, choice: int, parts: int = 1) -> tuple[TimeState, ...]:
     """States in which results leave, as `operand_states`."""
     kind = reduction_of(rule, choice)
     if kind != PARALLEL:
         return (partial(kind),) * len(rule.results)
-    return tuple(_along(rule, choice, dims) for dims in rule.results)
+    return tuple(_along(rule, choice, parts, dims) for dims in rule.results)
 
 
 def reduction_of(rule: LoopRule, choice: int) -> str:
@@ -76,11 +94,11 @@ def reduction_of(rule: LoopRule, choice: int) -> str:
     return SUM if choice <= -2 else PARALLEL if choice == NONE else rule.loops[choice].kind
 
 
-def _along(rule: LoopRule, choice: int, dims: DimMap) -> TimeState:
+def _along(rule: LoopRule, choice: int, parts: int, dims: DimMap) -> TimeState:
     for dim, loops in enumerate(dims):
         if choice in loops:
             major = loops[: loops.index(choice)]
-            return split(dim, math.prod(rule.loops[loop].size for loop in major))
+            return split(dim, math.prod(rule.loops[loop].size for loop in major) * parts)
     return R
 
 
@@ -90,7 +108,9 @@ class NodeTime:
 
     Attributes:
         region: Before, inside or after the loop.
-        choice: Loop or linear group that follows the micro-batch axis (as in a strategy).
+        choice: Loop or linear group that follows the micro-batch axis (as in a strategy); `BLOCKS`
+            where blocks of rows are joined or taken apart.
+        parts: In how many equal parts of the loop each micro-batch has rows.
         wants: For an equation inside: the state in which each operand enters.
         results: States of the results.
         bodies: For an equation with bodies inside: their analyses.
@@ -101,6 +121,7 @@ class NodeTime:
     wants: tuple[TimeState, ...]
     results: tuple[TimeState, ...]
     bodies: tuple[BlockTime, ...] = ()
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +150,14 @@ class Crossed:
         late: Inputs that are known only after all micro-batches.
         local: Inputs that are statistics of each micro-batch alone.
         local_results: Results that must be so.
+        parts: Of inputs that hold rows in other parts of a dim than arguments do, how many.
     """
 
     streamed: frozenset[int] = frozenset()
     late: frozenset[int] = frozenset()
     local: frozenset[int] = frozenset()
     local_results: frozenset[int] = frozenset()
+    parts: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

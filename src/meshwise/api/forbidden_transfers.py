@@ -1,0 +1,44 @@
+"""Calls under `jax.transfer_guard`: what a plan moves is asked for, arrays of the host are not."""
+
+from __future__ import annotations
+
+import jax
+
+from meshwise.api.arguments import Binding, Call
+from meshwise.api.same_arguments import argument_leaves
+from meshwise.errors import CallError, PlanError
+from meshwise.jax_compat.contexts import transfer_guards
+
+_EXPLICIT = "disallow_explicit"
+
+
+def check_transfers(binding: Binding, call: Call, name: str, *, has_stages: bool) -> None:
+    """Check that a call needs no transfer that is forbidden.
+
+    Args:
+        binding: How the call is taken apart.
+        call: The arguments.
+        name: The name of the step.
+        has_stages: Whether the step passes tensors between meshes.
+
+    Raises:
+        CallError: an argument is in the memory of the host, and may not leave it unasked.
+        PlanError: a step with stages may not transfer anything.
+    """
+    guards = transfer_guards()
+    if has_stages and _EXPLICIT in guards:
+        raise PlanError(
+            f"{name} has stages, which pass tensors to each other, and jax.transfer_guard"
+            f"({_EXPLICIT!r}) forbids all transfers; use 'disallow', which lets a step have those "
+            "of its plan"
+        )
+    if guards[0] not in ("disallow", _EXPLICIT):
+        return
+    for label, leaf in argument_leaves(binding, call):
+        # What `jax.ShapeDtypeStruct` is a base of are rows that a loader was asked for.
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            raise CallError(
+                f"{label} of {name} is in the memory of the host ({type(leaf).__name__}), and "
+                f"jax.transfer_guard({guards[0]!r}) forbids that a call moves it; call "
+                "jax.device_put before, or use step.loader"
+            )
