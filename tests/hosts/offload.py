@@ -12,7 +12,7 @@ import meshwise as mw
 from doubles.adam_step import ADAM, adam_step
 from hosts.joined import join
 
-WIDTHS = (16, 32, 16, 8)
+WIDTHS = (16, 32, 8)
 
 
 def ran(method: mw.Auto) -> tuple[mw.Plan, list[jax.Array]]:

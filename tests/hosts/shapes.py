@@ -17,7 +17,7 @@ from doubles.adam_step import ADAM, adam_step
 from hosts.joined import join
 from meshwise.runtime import kept_programs
 
-WIDTHS = (16, 32, 16, 8)
+WIDTHS = (16, 32, 8)
 SIZES = (8, 256, 8)
 
 

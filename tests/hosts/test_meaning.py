@@ -50,10 +50,16 @@ def test_a_pipeline_over_processes_is_the_step(devices: tuple[int, ...], cases: 
 
 
 @pytest.mark.parametrize(
-    "transport", [[], pytest.param(["device_put"], marks=pytest.mark.slow)], ids=str
+    "step_and_transport",
+    [
+        ["layers"],
+        pytest.param(["gpt"], marks=pytest.mark.slow),
+        pytest.param(["gpt", "device_put"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
 )
-def test_steps_as_users_write_them_run_over_processes(transport: list[str]) -> None:
-    ended = run_job("hosts.steps", (2, 2), transport, limit_s=200)
+def test_steps_as_users_write_them_run_over_processes(step_and_transport: list[str]) -> None:
+    ended = run_job("hosts.steps", (2, 2), step_and_transport, limit_s=200)
     for process in ended:
         assert process.code == 0, texts(ended)
         assert "passed" in process.text, texts(ended)
