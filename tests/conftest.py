@@ -76,6 +76,17 @@ def compiled_kernels() -> None:
     compile_all_kernels()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_a_file() -> Iterator[None]:
+    """JAX keeps what it traced and compiled for one file only.
+
+    Else a worker holds 5 GB in the end, and a look through its objects for garbage takes ten
+    seconds.  What is compiled again comes from disk.
+    """
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """Float64, in which parallel and single-device results agree to rounding."""
