@@ -100,6 +100,7 @@ def test_splash_attention_means_the_same_wherever_it_is_split() -> None:
     _same_at_random(layers(by_splash, rows=4, length=_ROWS), (2, 2, 2), assert_same_fp32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_steps")
 def test_splash_attention_in_bfloat16() -> None:
     problem = layers(by_splash, rows=4, length=_ROWS, dtype=jnp.bfloat16)
