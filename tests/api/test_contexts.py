@@ -120,7 +120,7 @@ def test_stages(around: Context) -> None:
         value, grads = mw.value_and_grad(error)(state)
         return descended(state, grads), value
 
-    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2)
+    parallel = mw.parallelize(step, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2)
     with around():
         # On devices of the user's own; the type says so where axes are Explicit.
         spread = None if jax.sharding.get_abstract_mesh().empty else EXPLICIT
@@ -191,7 +191,7 @@ def test_without_jit_values_are_seen() -> None:
     assert seen == [float(value)]
 
 
-@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2)])
+@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2, schedule="1f1b")])
 def test_nan_is_told(method: Any) -> None:
     def step(state: Any, batch: Any) -> Any:
         def error(state: Any) -> Any:

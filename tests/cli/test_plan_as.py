@@ -16,7 +16,8 @@ from meshwise.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
-ASKED = ("--step", "cli.test_plan_as:gpt", "--cluster", "1x p3.8xlarge", "--microbatches", "4")
+OF_ALL = ("--cluster", "1x p3.8xlarge", "--microbatches", "4", "--schedule", "1f1b")
+ASKED = ("--step", "cli.test_plan_as:gpt", *OF_ALL)
 
 
 def gpt() -> tuple[Any, Any, Any]:

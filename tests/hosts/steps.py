@@ -130,7 +130,9 @@ def everything(name: str) -> None:
     run(name, mw.Zero3(), num_microbatches=2)
     run(name, mw.IntraOp(mesh_shape=(2,)))
     # Stages, one process each.
-    parallel, state, batch = run(name, mw.Auto(stages=count), num_microbatches=4, cluster=cluster)
+    parallel, state, batch = run(
+        name, mw.Auto(stages=count, schedule="1f1b"), num_microbatches=4, cluster=cluster
+    )
     stats = parallel.stats()
     assert stats["measured_peak_bytes"] > 0
     (state, loss, *_), timeline = parallel.measured(state, batch)

@@ -151,7 +151,7 @@ def test_a_pipeline_that_does_not_fit_leaves_state_in_the_memory_of_hosts() -> N
     state, batch = shapes((1024,) * 5)
 
     def pipeline(offload: bool | None, memory_bytes: int | None = None) -> Plan:
-        method = mw.Auto(stages=2, offload=offload)
+        method = mw.Auto(stages=2, offload=offload, schedule="1f1b")
         step = mw.parallelize(adam_step(), method=method, memory_bytes=memory_bytes, **more)
         return step.plan(state, batch)
 

@@ -10,7 +10,6 @@ from oracle.on_devices import check_on_devices
 from rule_cases.case import Case
 from rule_cases.table import CASES, FORMS, ON_DEVICES
 
-
 # Grouped heads split wherever equal ones do.
 SLOW = {"pallas_call: splash, equal heads"}
 

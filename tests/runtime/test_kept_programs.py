@@ -45,7 +45,7 @@ def step(params, batch):
 
 params = {f"w{n}": jnp.full((32, 32), 0.1 + n / 100) for n in range(2)}
 parallel = mw.parallelize(
-    step, method=mw.Auto(stages=2), cluster=cpu_cluster(4), num_microbatches=2
+    step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=cpu_cluster(4), num_microbatches=2
 )
 counts.clear()
 losses = []

@@ -34,7 +34,7 @@ SEED = 7
 def step_of(kind: str) -> mw.ParallelStep:
     cluster = mw.Cluster.distributed()
     if kind == "pipeline":
-        method: Any = mw.Auto(stages=2)
+        method: Any = mw.Auto(stages=2, schedule="1f1b")
         return mw.parallelize(train_step, method=method, cluster=cluster, num_microbatches=4)
     return mw.parallelize(train_step, method=mw.DataParallel(), cluster=cluster)
 
