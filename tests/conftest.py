@@ -83,6 +83,17 @@ def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_records, "own_folder", lambda *_: None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _programs_of_a_file() -> Iterator[None]:
+    """JAX keeps what it traced and compiled for one file only.
+
+    Else a worker holds 5 GB in the end, and a look through its objects for garbage takes ten
+    seconds.  What is compiled again comes from disk.
+    """
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """Float64, in which parallel and single-device results agree to rounding."""

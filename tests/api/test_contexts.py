@@ -111,7 +111,7 @@ def test_the_plan_is_the_same(around: Context) -> None:
         assert jax.tree.leaves(state)[0].sharding.mesh.axis_names == ("x",)
 
 
-STAGES: dict[str, Any] = {"method": mw.Auto(stages=2), "num_microbatches": 2}
+STAGES: dict[str, Any] = {"method": mw.Auto(stages=2, schedule="1f1b"), "num_microbatches": 2}
 
 
 def in_two_layers(state: Any, batch: Any) -> Any:
@@ -236,7 +236,7 @@ def test_without_jit_values_are_seen() -> None:
     assert seen == [float(value)]
 
 
-@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2)])
+@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2, schedule="1f1b")])
 def test_nan_is_told(method: Any) -> None:
     def step(state: Any, batch: Any) -> Any:
         def error(state: Any) -> Any:

@@ -67,7 +67,10 @@ def trained(step: Any) -> tuple[Net, list[float]]:
     [
         (eqx.filter_value_and_grad, {"method": mw.Zero3()}),
         (eqx.filter_value_and_grad, {"num_microbatches": 2}),
-        (mw.eqx.filter_value_and_grad, {"method": mw.Auto(stages=2), "num_microbatches": 4}),
+        (
+            mw.eqx.filter_value_and_grad,
+            {"method": mw.Auto(stages=2, schedule="1f1b"), "num_microbatches": 4},
+        ),
     ],
 )
 def test_a_step_of_modules_equals_filter_jit(

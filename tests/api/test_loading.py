@@ -24,7 +24,11 @@ def two(method: Any, **options: Any) -> mw.ParallelStep:
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_loop_over_a_loader_trains_as_on_one_device(stages: int) -> None:
-    step = two(mw.DataParallel()) if stages == 1 else two(mw.Auto(stages=2), num_microbatches=2)
+    step = (
+        two(mw.DataParallel())
+        if stages == 1
+        else two(mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2)
+    )
     state, losses = new_state(), []
     loader = step.loader(Counting(), state, batch_spec(), seed=1, epochs=1)
     for batch in loader:
@@ -37,7 +41,7 @@ def test_a_loop_over_a_loader_trains_as_on_one_device(stages: int) -> None:
 
 
 def test_a_step_that_follows_a_pipeline_has_a_loader_too() -> None:
-    step, state = two(mw.Auto(stages=2), num_microbatches=2), new_state()
+    step, state = two(mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2), new_state()
     step.plan(state, batch_spec())
 
     def evaluate(state: Any, batch: Any) -> Any:

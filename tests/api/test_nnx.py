@@ -84,7 +84,7 @@ def arrays(objects: Any) -> list[np.ndarray]:
         (documented, Normalised, {"method": mw.DataParallel()}),
         (marked, Normalised, {"method": mw.Zero3()}),
         (documented, Net, {"num_microbatches": 2}),
-        (marked, Net, {"method": mw.Auto(stages=2), "num_microbatches": 4}),
+        (marked, Net, {"method": mw.Auto(stages=2, schedule="1f1b"), "num_microbatches": 4}),
     ],
 )
 def test_a_step_as_flax_documents_it_trains(

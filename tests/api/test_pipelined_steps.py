@@ -35,7 +35,9 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
     step, state, batch, losses = case
     # Planned for one device a stage, run on the virtual devices of this process.
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    staged = mw.parallelize(
+        step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=cluster, num_microbatches=2
+    )
     plan = staged.plan(state, batch)
     assert len(plan.stages) == 2
     text = staged.explain(state, batch)
@@ -72,7 +74,7 @@ def test_a_step_in_stages_trains_as_on_one_device(case: Any) -> None:
 def test_a_batch_of_another_size_is_planned_anew() -> None:
     step, (state, batch) = second_dim()
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    method = mw.Auto(stages=2, transfers="send/recv")
+    method = mw.Auto(stages=2, transfers="send/recv", schedule="1f1b")
     staged = mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2)
     assert staged.plan(state, batch).transfers == "send/recv"
     state, *_ = staged(state, batch)
@@ -203,9 +205,9 @@ def test_gradients_of_weights_apart_train_as_on_one_device(case: Any, schedule: 
 def test_a_plan_of_another_step_is_refused() -> None:
     step, (state, batch) = unet_step()
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    plan = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2).plan(
-        state, batch
-    )
+    plan = mw.parallelize(
+        step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=cluster, num_microbatches=2
+    ).plan(state, batch)
     assert isinstance(plan, mw.Plan)
 
     def refused(changed: mw.Plan, message: str, given: Any = batch) -> None:
@@ -233,7 +235,7 @@ def test_a_plan_of_another_step_is_refused() -> None:
 
 def test_what_stages_cannot_do_yet_is_refused(tmp_path: Any) -> None:
     step, (state, batch) = second_dim()
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), dump_ilp=tmp_path)
+    staged = mw.parallelize(step, method=mw.Auto(stages=2, schedule="1f1b"), dump_ilp=tmp_path)
     with pytest.raises(PlanError, match="dump_ilp is not supported together with Auto"):
         staged.plan(state, batch)
     with pytest.raises(PlanError, match="a pipeline has many programs; compiled_text"):

@@ -53,7 +53,7 @@ def homes(params: Any) -> list[Any]:
     return [leaf.sharding for leaf in jax.tree.leaves(params)]
 
 
-PIPELINE = {"method": mw.Auto(stages=2), "num_microbatches": 4}
+PIPELINE = {"method": mw.Auto(stages=2, schedule="1f1b"), "num_microbatches": 4}
 ANY = {"method": mw.Auto(stages="auto"), "num_microbatches": "auto"}
 
 

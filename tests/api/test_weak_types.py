@@ -12,7 +12,7 @@ import pytest
 import meshwise as mw
 
 PIPELINE: dict[str, Any] = {
-    "method": mw.Auto(stages=2),
+    "method": mw.Auto(stages=2, schedule="1f1b"),
     "cluster": mw.Cluster.virtual("2x p3.2xlarge"),
     "num_microbatches": 2,
 }

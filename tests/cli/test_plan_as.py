@@ -16,11 +16,12 @@ from meshwise.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
-ASKED = ("--step", "cli.test_plan_as:gpt", "--cluster", "1x p3.8xlarge", "--microbatches", "4")
+OF_ALL = ("--cluster", "1x p3.8xlarge", "--microbatches", "4", "--schedule", "1f1b")
+ASKED = ("--step", "cli.test_plan_as:gpt", *OF_ALL)
 
 
 def gpt() -> tuple[Any, Any, Any]:
-    sizes = {"hidden": 256, "num_heads": 4, "num_layers": 4, "seq_len": 64, "vocab_size": 512}
+    sizes = {"hidden": 256, "num_heads": 4, "num_layers": 2, "seq_len": 64, "vocab_size": 512}
     return model_step(gpt_config("tiny", **sizes), 16).abstract
 
 

@@ -42,7 +42,10 @@ def main(folder: Path) -> None:
     note("devices")
     rows = np.linspace(1.0, -0.5, 32, dtype=np.float32).reshape(8, 4)
     step = mw.parallelize(
-        once, method=mw.Auto(stages=2), num_microbatches=2, cluster=mw.Cluster.distributed()
+        once,
+        method=mw.Auto(stages=2, schedule="1f1b"),
+        num_microbatches=2,
+        cluster=mw.Cluster.distributed(),
     )
     state, _ = step(step.init(lambda: WEIGHTS, rows), rows)
     jax.block_until_ready(state)

@@ -1,6 +1,7 @@
 """One process of a job that runs steps as users write them, on meshes and in stages.
 
-Its argument is the transport, if it is not the one that suits the devices.
+Its arguments are the step, `layers` or `gpt`, and the transport if it is not the one that suits the
+devices.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import meshwise as mw
 import meshwise.api.parallel_step as parallel_step
@@ -34,9 +36,36 @@ def close(found: Any, want: Any) -> None:
             np.testing.assert_allclose(np.asarray(shard.data), want_part, rtol=0, atol=1e-8)
 
 
-def run(method: Any, **options: Any) -> Any:
+def layers_step() -> tuple[Any, tuple[Any, ...]]:
+    """Layers with dropout from a key in the state, a norm of all gradients, and results to log."""
+
+    def train_step(state: Any, batch: Any) -> Any:
+        weights, opt, key, count = state
+
+        def loss_fn(weights: Any) -> Any:
+            x = batch["x"]
+            for number, w in enumerate(weights):
+                kept = jax.random.bernoulli(jax.random.fold_in(key, count + number), 0.8, x.shape)
+                x = jnp.tanh(jnp.where(kept, x, 0.0) @ w)
+            return jnp.mean((x - batch["y"]) ** 2), jnp.mean(x)
+
+        (loss, mean), grads = mw.value_and_grad(loss_fn, has_aux=True)(weights)
+        updates, opt = CLIPPED.update(grads, opt, weights)
+        new = optax.apply_updates(weights, updates), opt, key, count + 1
+        return new, loss, {"mean": mean, "norm": optax.tree.norm(updates)}
+
+    rng = np.random.default_rng(0)
+    weights = [jnp.asarray(rng.normal(size=(64, 64)) / 8) for _ in range(4)]
+    state = weights, CLIPPED.init(weights), jax.random.key(1), jnp.int32(3)
+    return train_step, (state, {name: jnp.asarray(rng.normal(size=(256, 64))) for name in "xy"})
+
+
+STEPS = {"layers": layers_step, "gpt": lambda: gpt_step(CLIPPED, num_layers=2)}
+
+
+def run(name: str, method: Any, **options: Any) -> Any:
     """Run three steps; return the parallel step and its arguments."""
-    step, (state, batch) = gpt_step(CLIPPED, num_layers=2)
+    step, (state, batch) = STEPS[name]()
     parallel = mw.parallelize(step, method=method, **options)
     alone = quick_jit(step)
     # What is donated may be the very array that is given.
@@ -92,16 +121,18 @@ def told_of_all_hosts(stats: dict[str, Any], timeline: Timeline) -> None:
     assert len(set(job.exchange("what all were told", repr(hosts)))) == 1
 
 
-def everything() -> None:
+def everything(name: str) -> None:
     cluster = mw.Cluster.distributed()
     count = jax.process_count()
     assert cluster.num_hosts == count
     # One mesh over all processes, chosen, and by hand; and one that leaves a process out.
-    run(mw.Auto())
-    run(mw.Zero3(), num_microbatches=2)
-    run(mw.IntraOp(mesh_shape=(2,)))
+    run(name, mw.Auto())
+    run(name, mw.Zero3(), num_microbatches=2)
+    run(name, mw.IntraOp(mesh_shape=(2,)))
     # Stages, one process each.
-    parallel, state, batch = run(mw.Auto(stages=count), num_microbatches=4, cluster=cluster)
+    parallel, state, batch = run(
+        name, mw.Auto(stages=count, schedule="1f1b"), num_microbatches=4, cluster=cluster
+    )
     stats = parallel.stats()
     assert stats["measured_peak_bytes"] > 0
     (state, loss, *_), timeline = parallel.measured(state, batch)
@@ -115,16 +146,17 @@ def everything() -> None:
         assert stage.planned_bytes == stage.compiled_bytes
     donated_before_it_is_read()
     # Followed by a step without gradients.
-    step, (_, batch) = gpt_step(CLIPPED, num_layers=2)
+    step, (_, batch) = STEPS[name]()
     replayed = mw.parallelize(step, method=mw.Replay(parallel.plans[0]))
     again = replayed(state, batch)
     assert np.isfinite(float(again[1]))
 
 
 if __name__ == "__main__":
-    for transport in join():
+    name, *transports = join()
+    for transport in transports:
         parallel_step.current_job = lambda transport=transport: job_with(transport)
     with jax.enable_x64(True):
-        everything()
+        everything(name)
     sys.stdout.write("passed\n")
     jax.distributed.shutdown()

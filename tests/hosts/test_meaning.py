@@ -19,7 +19,8 @@ def assert_meaning(devices: tuple[int, ...], cases: list[str]) -> None:
 @pytest.mark.parametrize(
     ("devices", "cases"),
     [
-        ((4, 4), ["small:3", "small:4", "rows:4", "parts:3", "folded:0"]),
+        ((4, 4), ["small:3", "rows:4", "parts:3", "folded:0"]),
+        pytest.param((4, 4), ["small:4"], marks=pytest.mark.slow),
         pytest.param((4, 4), [f"folded:{n}" for n in range(1, 8)], marks=pytest.mark.slow),
         pytest.param(
             (4, 4), ["device_put:folded:0", "device_put:folded:3"], marks=pytest.mark.slow
@@ -50,10 +51,16 @@ def test_a_pipeline_over_processes_is_the_step(devices: tuple[int, ...], cases: 
 
 
 @pytest.mark.parametrize(
-    "transport", [[], pytest.param(["device_put"], marks=pytest.mark.slow)], ids=str
+    "step_and_transport",
+    [
+        ["layers"],
+        pytest.param(["gpt"], marks=pytest.mark.slow),
+        pytest.param(["gpt", "device_put"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
 )
-def test_steps_as_users_write_them_run_over_processes(transport: list[str]) -> None:
-    ended = run_job("hosts.steps", (2, 2), transport, limit_s=200)
+def test_steps_as_users_write_them_run_over_processes(step_and_transport: list[str]) -> None:
+    ended = run_job("hosts.steps", (2, 2), step_and_transport, limit_s=200)
     for process in ended:
         assert process.code == 0, texts(ended)
         assert "passed" in process.text, texts(ended)

@@ -39,7 +39,9 @@ def _same(
 
 
 @pytest.mark.usefixtures("x64", "quick_steps")
-@pytest.mark.parametrize("shape", [(4,), (8,), (2, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [pytest.param((4,), marks=pytest.mark.slow), (8,), (2, 4)], ids=str
+)
 def test_softmax_between_products_means_the_same_as_a_ring(shape: tuple[int, ...]) -> None:
     _same(layers(by_hand, rows=2, length=16), shape, assert_same_x64)
 
@@ -61,14 +63,20 @@ def test_a_ring_in_bfloat16_is_as_one_device() -> None:
 
 
 @pytest.mark.usefixtures("x64", "quick_steps")
-@pytest.mark.parametrize("shape", [(2,), (3,), (4,), (8,), (2, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(2,), (3,), *(pytest.param(s, marks=pytest.mark.slow) for s in [(4,), (8,)]), (2, 4)],
+    ids=str,
+)
 def test_a_causal_ring_in_halves_means_the_same(shape: tuple[int, ...]) -> None:
     rows, length = (3, 24) if shape == (3,) else (2, 32)
     _same(layers(causal, rows=rows, length=length), shape, assert_same_x64, 1, takes_halves)
 
 
 @pytest.mark.usefixtures("x64", "quick_steps")
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize(
+    "scan", [pytest.param(False, marks=pytest.mark.slow), True], ids=["unrolled", "scanned"]
+)
 def test_micro_batches_of_a_causal_ring_mean_the_same(scan: bool) -> None:
     problem = layers(causal, rows=4, length=16, scan=scan)
     _same(problem, (2, 4), assert_same_x64, 2, takes_halves)
@@ -81,7 +89,7 @@ def test_a_causal_ring_in_low_precision() -> None:
     _same(problem, (4,), assert_same_bf16, 1, takes_halves)
 
 
-@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("count", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_causal_ring_sends_and_computes_as_planned(count: int) -> None:
     """Halves are exchanged, and of 4 n pairs of them each device computes with 2 n + 1."""
     problem = layers(causal, rows=1, length=64)

@@ -100,6 +100,7 @@ def test_splash_attention_means_the_same_wherever_it_is_split() -> None:
     _same_at_random(layers(by_splash, rows=4, length=_ROWS), (2, 2, 2), assert_same_fp32)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_steps")
 def test_splash_attention_in_bfloat16() -> None:
     problem = layers(by_splash, rows=4, length=_ROWS, dtype=jnp.bfloat16)
@@ -118,7 +119,7 @@ def test_kernels_run_in_micro_batches_and_in_stages(
 ) -> None:
     problem = layers(attention, rows=8, length=length, scan=scan)
     want = reference(problem)
-    for method in (mw.IntraOp((2, 4)), mw.Auto(stages=2)):
+    for method in (mw.IntraOp((2, 4)), mw.Auto(stages=2, schedule="1f1b")):
         step = parallel_step(problem, method, 2, batch_argnums=(1,))
         plan = step.plan(problem.state, *problem.calls[0])
         assert not [text for text in plan.warnings if "pallas_call" in text]

@@ -24,7 +24,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "data parallel": {"method": mw.DataParallel()},
     "micro-batches": {"method": mw.Zero3(), "num_microbatches": 2},
     "best": {"method": mw.IntraOp((2, 2))},
-    "stages": {"method": mw.Auto(stages=2), "num_microbatches": 2},
+    "stages": {"method": mw.Auto(stages=2, schedule="1f1b"), "num_microbatches": 2},
 }
 
 

@@ -32,7 +32,11 @@ SIZES = {"num_layers": 1, "seq_len": 8, "dtype": "float64", "param_dtype": "floa
 
 def trained(step: Any, args: Any, **options: Any) -> tuple[Any, Any, Any]:
     """A pipeline after a step, its state, the batch."""
-    asked = {"method": mw.Auto(stages=2), "cluster": CLUSTER, "num_microbatches": 2} | options
+    asked = {
+        "method": mw.Auto(stages=2, schedule="1f1b"),
+        "cluster": CLUSTER,
+        "num_microbatches": 2,
+    } | options
     staged = mw.parallelize(step, **asked)
     state, batch = args
     state, *_ = staged(state, batch)
@@ -52,7 +56,9 @@ def evaluate_gpt(state: Any, batch: Any) -> Any:
 def gpt_programs() -> tuple[mw.ParallelStep, mw.ParallelStep]:
     """A step in two stages and the evaluation that follows it, which tests share."""
     step, _ = gpt_step(CLIPPED, num_layers=1)
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
+    staged = mw.parallelize(
+        step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=CLUSTER, num_microbatches=2
+    )
     return staged, mw.parallelize(evaluate_gpt, method=mw.Follow(staged))
 
 
@@ -148,7 +154,7 @@ def test_parameters_stay_where_training_left_them(crossed: list[tuple[int, int]]
 
 def test_a_parameter_of_two_stages_is_sent_and_a_skip_passes_by() -> None:
     step, args = unet_step()
-    staged, state, batch = trained(step, args, method=mw.Auto(stages=4))
+    staged, state, batch = trained(step, args, method=mw.Auto(stages=4, schedule="1f1b"))
 
     def plain(params: Any, x: Any) -> Any:
         first = jnp.tanh(x @ params["shared"])
@@ -281,7 +287,7 @@ def test_a_plan_from_a_file_is_followed() -> None:
 
 def test_what_cannot_be_followed_is_refused() -> None:
     step, (state, batch) = gpt_step(CLIPPED, num_layers=1)
-    unplanned = mw.parallelize(step, method=mw.Auto(stages=2), cluster=CLUSTER)
+    unplanned = mw.parallelize(step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=CLUSTER)
     with pytest.raises(PlanError, match="has no plan yet"):
         mw.parallelize(evaluate_gpt, method=mw.Follow(unplanned)).plan(state, batch)
     plan = gpt_programs()[0].plan(state, batch)

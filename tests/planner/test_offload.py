@@ -148,11 +148,12 @@ def test_prices_of_other_choices_leave_state_where_it_is() -> None:
 
 def test_a_pipeline_that_does_not_fit_leaves_state_in_the_memory_of_hosts() -> None:
     more: dict[str, Any] = {"cluster": CLUSTER, "num_microbatches": 2}
+    state, batch = shapes((1024,) * 5)
 
     def pipeline(offload: bool | None, memory_bytes: int | None = None) -> Plan:
-        method = mw.Auto(stages=2, offload=offload)
+        method = mw.Auto(stages=2, offload=offload, schedule="1f1b")
         step = mw.parallelize(adam_step(), method=method, memory_bytes=memory_bytes, **more)
-        return step.plan(STATE, BATCH)
+        return step.plan(state, batch)
 
     free, asked = pipeline(False), pipeline(True)
     assert asked.peak_bytes < free.peak_bytes
@@ -160,11 +161,11 @@ def test_a_pipeline_that_does_not_fit_leaves_state_in_the_memory_of_hosts() -> N
     for stage in asked.stages:
         for layer in stage.layers:
             assert [a.in_host for a in layer.arguments] == [False, True, True]
-        # At least two moments of three matrices, split over four devices.
-        assert stage.once_s > crossing_s(2 * 3 * 1024 * 1024 * 4 // 4, stage.mesh.device)
+        # At least two moments of two matrices, split over four devices.
+        assert stage.once_s > crossing_s(2 * 2 * 1024 * 1024 * 4 // 4, stage.mesh.device)
     assert pipeline(None).decisions == free.decisions
     # Parameters and gradients fit, and no moments beside them.
-    limit = 12_000_000
+    limit = 8_000_000
     found = pipeline(None, limit)
     assert found.peak_bytes <= limit
     assert all(decision.in_host for decision in found.decisions)

@@ -186,7 +186,7 @@ def test_layers_of_a_stage_call_functions_of_their_own() -> None:
         return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], value
 
     weights = [jax.random.normal(jax.random.key(n), (8, 8)) / 3 for n in range(4)]
-    planned = _planned(step, method=mw.Auto(stages=2), num_microbatches=2)
+    planned = _planned(step, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2)
     found, wanted = planned(weights, ROWS), jax.jit(step)(weights, ROWS)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, wanted)
 
@@ -244,7 +244,11 @@ def ordered_in_a_loop(w: Any, x: Any) -> Any:
             r"io_callback at test_callbacks.py:\d+:\d+ \(with_results\) re",
         ),
         (ordered_in_a_loop, mw.IntraOp(), "inside a loop or a branch, where it has no order"),
-        (in_a_loss, mw.Auto(stages=2), "stages run no such calls; take it out of the step"),
+        (
+            in_a_loss,
+            mw.Auto(stages=2, schedule="1f1b"),
+            "stages run no such calls; take it out of the step",
+        ),
     ],
 )
 def test_what_cannot_be_called_once_is_refused(step: Any, method: Any, text: str) -> None:

@@ -17,6 +17,7 @@ import pytest
 from meshwise.runtime import kept_programs as kept_programs_file
 from meshwise.runtime.kept_programs import kept_programs, program_folder
 
+QUICK = {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
 HITS, MISSES = "/jax/compilation_cache/cache_hits", "/jax/compilation_cache/cache_misses"
 
 START = """
@@ -42,9 +43,9 @@ def step(params, batch):
     value, grads = mw.value_and_grad(loss)(params, batch)
     return jax.tree.map(lambda w, g: w - 0.1 * g, params, grads), value
 
-params = {f"w{n}": jnp.full((32, 32), 0.1 + n / 100) for n in range(4)}
+params = {f"w{n}": jnp.full((32, 32), 0.1 + n / 100) for n in range(2)}
 parallel = mw.parallelize(
-    step, method=mw.Auto(stages=2), cluster=cpu_cluster(4), num_microbatches=2
+    step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=cpu_cluster(4), num_microbatches=2
 )
 counts.clear()
 losses = []
@@ -69,7 +70,7 @@ def started(cache: Path, **settings: str) -> dict[str, Any]:
     plain = {name: value for name, value in os.environ.items() if "_CACHE_" not in name}
     done = subprocess.run(
         [sys.executable, "-c", START, str(cache)],
-        env=plain | {"JAX_PLATFORMS": "cpu"} | settings,
+        env=plain | QUICK | settings,
         capture_output=True,
         text=True,
         check=False,

@@ -21,7 +21,7 @@ OPTIONS = SearchOptions(batch_size=ROWS, step_flop=1e9, num_microbatches=(2, 4))
 @pytest.fixture(scope="module")
 def gpt():
     # Large enough that no device alone is fastest.
-    return gpt_layers(ROWS, hidden=256, num_layers=4)
+    return gpt_layers(ROWS, hidden=256, num_layers=2)
 
 
 @pytest.mark.parametrize("name", TRAINERS)

@@ -33,13 +33,13 @@ def assert_refused(found: list[dict[str, Any]], *messages: str) -> None:
 
 
 def test_one_mesh_over_two_processes() -> None:
-    loaded, whole, _, dims, different, unequal, absent = answers(
+    different, loaded, whole, _, dims, unequal, absent = answers(
         (2, 2),
+        {"do": "different_rows", "kind": "mesh"},
         {"do": "load", "kind": "mesh", "count": 3},
         {"do": "whole_examples", "kind": "mesh"},
         {"do": "own_rows", "kind": "mesh"},
         {"do": "other_dims", "kind": "mesh"},
-        {"do": "different_rows", "kind": "mesh"},
         {"do": "unequal_parts", "kind": "mesh"},
         {"do": "another_loader", "kind": "mesh"},
     )
@@ -65,12 +65,12 @@ def test_one_mesh_over_two_processes() -> None:
 
 
 def test_a_pipeline_over_two_processes() -> None:
-    loaded, whole, _, different = answers(
+    different, loaded, whole, _ = answers(
         (1, 1),
+        {"do": "different_rows", "kind": "pipeline"},
         {"do": "load", "kind": "pipeline", "first": 2},
         {"do": "whole_examples", "kind": "pipeline"},
         {"do": "own_rows", "kind": "pipeline"},
-        {"do": "different_rows", "kind": "pipeline"},
     )
     # The first stage reads other leaves than the last.
     assert [each["rows"] for each in loaded] == [

@@ -19,7 +19,7 @@ def test_stages_with_keys_that_go_round_mean_the_same() -> None:
     """They are planned for less memory than stages need whose scores are there with all keys."""
     problem = layers(by_hand, rows=2, length=512)
     options = {"batch_argnums": (1,), "num_microbatches": 2, "cluster": CLUSTER}
-    method = mw.Auto(stages=2)
+    method = mw.Auto(stages=2, schedule="1f1b")
     free = mw.parallelize(problem.step, method=method, **options)
     plain = free.plan(problem.state, *problem.calls[0])
     assert not plain.joins_attention

@@ -274,7 +274,9 @@ def test_state_that_shares_memory_is_overwritten_once() -> None:
 
     step, ((params, _), batch) = made(update)
     cluster = mw.Cluster.virtual("2x p3.2xlarge")
-    staged = mw.parallelize(step, method=mw.Auto(stages=2), cluster=cluster, num_microbatches=2)
+    staged = mw.parallelize(
+        step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=cluster, num_microbatches=2
+    )
     state = staged.init(lambda p: (p, jax.tree.map(jnp.copy, p)), params, batch)
     # `jax.device_put` gives another array on the same memory.
     homes = jax.tree.map(lambda x: x.sharding, state)

@@ -40,7 +40,10 @@ def test_a_scan_in_stages_is_the_step(name: str) -> None:
     single = quick_jit(step)
     cluster = mw.Cluster.virtual(f"{num_stages}x {host}")
     staged = mw.parallelize(
-        step, method=mw.Auto(stages=num_stages), num_microbatches=4, cluster=cluster
+        step,
+        method=mw.Auto(stages=num_stages, schedule="1f1b"),
+        num_microbatches=4,
+        cluster=cluster,
     )
     for _ in range(2):
         expected, *want = single(expected, batch)
@@ -63,7 +66,7 @@ def test_a_stack_that_is_read_beside_the_state_stays() -> None:
     single = jax.jit(with_reference)
     staged = mw.parallelize(
         with_reference,
-        method=mw.Auto(stages=2),
+        method=mw.Auto(stages=2, schedule="1f1b"),
         num_microbatches=4,
         cluster=mw.Cluster.virtual("2x p3.2xlarge"),
     )
