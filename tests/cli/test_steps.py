@@ -38,15 +38,17 @@ def test_a_wrong_change_is_refused(change: str, text: str) -> None:
 
 def test_a_step_of_ones_own_has_no_configuration() -> None:
     with pytest.raises(click.UsageError, match="--config changes a --model"):
-        chosen_step(None, "module:make", 4, "float16", ("seq_len=64",))
+        chosen_step(None, "module:make", None, "float16", ("seq_len=64",))
+    with pytest.raises(click.UsageError, match="--batch is for a --model"):
+        chosen_step(None, "module:make", 4, "float16")
 
 
 def test_a_step_that_can_be_trained_can_be_planned() -> None:
-    step, state, batch = chosen_step(None, "doubles.own_steps:made", 4, "float32")
+    step, state, batch = chosen_step(None, "doubles.own_steps:made", None, "float32")
     assert step is own_steps.step
     assert [leaf.shape for leaf in jax.tree.leaves((state["weights"], batch))] == [
         *[(own_steps.WIDTH, own_steps.WIDTH)] * own_steps.LAYERS,
         *[(own_steps.ROWS, own_steps.WIDTH)] * 2,
     ]
     with pytest.raises(click.UsageError, match=r"--step .*:two: it must return"):
-        chosen_step(None, "doubles.own_steps:two", 4, "float32")
+        chosen_step(None, "doubles.own_steps:two", None, "float32")

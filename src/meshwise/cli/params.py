@@ -18,7 +18,9 @@ from meshwise.errors import ClusterError
 _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 batch_option = click.option(
-    "--batch", type=click.IntRange(1), default=1024, show_default=True, help="Rows of the batch."
+    "--batch",
+    type=click.IntRange(1),
+    help="Rows of the batch of --model, 1024 by default; the batch of a --step says its own.",
 )
 dtype_option = click.option(
     "--dtype", default="float16", show_default=True, help="Data type of the products of --model."

@@ -187,7 +187,7 @@ def plan(
     model: str | None,
     step: str | None,
     cluster: ClusterSpec,
-    batch: int,
+    batch: int | None,
     dtype: str,
     changes: tuple[str, ...],
     layers: int | None,

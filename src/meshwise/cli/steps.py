@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # A step, its state and a batch.
 Step: TypeAlias = tuple[Callable[..., PyTree], PyTree, PyTree]
 
+_DEFAULT_BATCH = 1024
 _WITHOUT_MODELS = "models by name need flax and optax: pip install 'meshwise[train]'"
 
 
@@ -30,14 +31,14 @@ def model_names() -> str:
 
 
 def chosen_step(
-    model: str | None, step: str | None, batch: int, dtype: str, changes: Sequence[str] = ()
+    model: str | None, step: str | None, batch: int | None, dtype: str, changes: Sequence[str] = ()
 ) -> Step:
     """Return the step of `--model` or `--step`, and shapes of its state and batch.
 
     Args:
         model: Name of a model; None where `step` is given.
         step: As "my_module:make"; None where `model` is given.
-        batch: Rows of the batch of a model.
+        batch: Rows of the batch of a model; None: the default.
         dtype: Type of the products of a model.
         changes: Fields of the model's configuration, as "seq_len=32768".
 
@@ -47,9 +48,11 @@ def chosen_step(
     if (model is None) == (step is None):
         raise click.UsageError("give either --model or --step")
     if model is not None:
-        return _named(model, batch, dtype, changes)
+        return _named(model, batch or _DEFAULT_BATCH, dtype, changes)
     if changes:
         raise click.UsageError("--config changes a --model, not a --step")
+    if batch is not None:
+        raise click.UsageError("--batch is for a --model; the batch of a --step has its own rows")
     return _own(step or "")
 
 

@@ -37,6 +37,7 @@ from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.schedules.registry import ALL, choices
 from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
+from meshwise.system.progress import shown
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
 from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout
@@ -342,7 +343,7 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
     """Run the training, and say in one line what ends it early."""
     follow = None if job is None else followed
     try:
-        with view, _signals_set(flag, view), told_to_all(job):
+        with view, shown(view.note), _signals_set(flag, view), told_to_all(job):
             return run_training(options, step_builder(options), view, flag.is_set, job, follow)
     except KeyboardInterrupt:
         view.note("stopped; what was saved stays")

@@ -48,7 +48,7 @@ def verify(
     plan: Path,
     model: str | None,
     step: str | None,
-    batch: int,
+    batch: int | None,
     dtype: str,
     changes: tuple[str, ...],
     statistics: Statistics,

@@ -43,6 +43,7 @@ from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron,
 from meshwise.request.pins import apart, pinned
 from meshwise.request.plan_request import PlanRequest
 from meshwise.system.collector import collection_paused
+from meshwise.system.progress import say
 from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import TracedStep
 
@@ -214,6 +215,7 @@ def _best_plan(
     if request.placement is not None:
         sizes = request.placement.plan.mesh.sizes
         meshes = [mesh for mesh in meshes if mesh.sizes == sizes]
+    say(f"B={num_microbatches}: {_where(meshes, has_padding=False)}")
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
     candidates = partial(
         _candidates,

@@ -27,6 +27,7 @@ from meshwise.request.pipeline_request import pipeline_request
 from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.registry import is_forward_only
+from meshwise.system.progress import say
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.gradients import refuse_stages
 from meshwise.trace.step import (
@@ -168,9 +169,7 @@ def _planned_pipeline(call: StepCall, request: PlanRequest) -> PlannedPipeline:
     """Search the stages of a step, beginning with what earlier plans found out."""
     asked = pipeline_request(request)
     with kept_records() as records:
-        return plan_pipeline(
-            call.fun, call.args, call.kwargs, call.signature, asked, records=records
-        )
+        return plan_pipeline(call.fun, call.args, call.kwargs, call.signature, asked, say, records)
 
 
 def _placed(call: StepCall, request: PlanRequest, placement: Placement) -> PlannedCall:

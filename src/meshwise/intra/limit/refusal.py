@@ -74,8 +74,8 @@ def too_large(limit: int, smallest: Peak, *, is_proved: bool) -> TooLargeError:
     text = (
         f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
         f"at {bytes_text(smallest.num_bytes)} ({smallest.num_bytes} bytes). Largest there: "
-        f"{largest}. Use more devices, more micro-batches, rematerialisation, a smaller batch, or "
-        "raise memory_bytes"
+        f"{largest}. Use more devices, more micro-batches (num_microbatches='auto'), "
+        "rematerialisation, a smaller batch, or raise memory_bytes"
     )
     error = TooLargeError(text)
     error.limit, error.smallest, error.is_proved = limit, smallest, is_proved

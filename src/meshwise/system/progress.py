@@ -1,0 +1,48 @@
+"""Progress of long planning: lines of the logger "meshwise", at level INFO.
+
+A program shows them with `logging.basicConfig(level=logging.INFO)`; commands show them themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+_LOGGER = logging.getLogger("meshwise")
+
+
+def say(text: str) -> None:
+    """Tell of progress in a line."""
+    _LOGGER.info(text)
+
+
+class _Lines(logging.Handler):
+    def __init__(self, show: Callable[[str], object], patience_s: float) -> None:
+        super().__init__(logging.INFO)
+        self.show, self.patience_s = show, patience_s
+        self.start = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        spent_s = time.monotonic() - self.start
+        if spent_s >= self.patience_s:
+            self.show(f"{spent_s:7.1f} s  {record.getMessage()}")
+
+
+@contextmanager
+def shown(show: Callable[[str], object], patience_s: float = 5.0) -> Generator[None]:
+    """Show lines of progress while a block runs, if it takes long.
+
+    Args:
+        show: Is told each line, which begins with the seconds since the beginning.
+        patience_s: Seconds at the beginning in which nothing is shown.
+    """
+    lines, level = _Lines(show, patience_s), _LOGGER.level
+    _LOGGER.addHandler(lines)
+    _LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        _LOGGER.removeHandler(lines)
+        _LOGGER.setLevel(level)

@@ -1,0 +1,37 @@
+"""Lines of progress: in a program's log, and where a command shows them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+import meshwise as mw
+from doubles.perceptron import perceptron
+from meshwise.system.progress import say, shown
+
+
+def test_only_a_block_that_takes_long_shows_lines() -> None:
+    at_once: list[str] = []
+    with shown(at_once.append, patience_s=0.0):
+        say("first")
+    say("after the block")
+    assert len(at_once) == 1
+    assert at_once[0].endswith("s  first")
+    soon: list[str] = []
+    with shown(soon.append, patience_s=3600.0):
+        say("first")
+    assert soon == []
+    assert not logging.getLogger("meshwise").handlers
+
+
+def test_parallelize_logs_what_it_plans(caplog: pytest.LogCaptureFixture) -> None:
+    step, state, batch = perceptron((8, 16, 8), 8)
+    with caplog.at_level(logging.INFO, logger="meshwise"):
+        mw.parallelize(step, cluster=mw.Cluster.virtual("1x p3.8xlarge")).plan(state, batch)
+        method = mw.Auto(stages=2, schedule="1f1b")
+        cluster = mw.Cluster.virtual("2x p3.2xlarge")
+        mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2).plan(state, batch)
+    lines = [record.getMessage() for record in caplog.records]
+    assert "B=1: on the meshes 4, 2x2" in lines
+    assert "tracing" in lines
