@@ -140,11 +140,15 @@ class Stage:
         return hosts * devices
 
     @property
+    def late_bytes(self) -> int:
+        """Bytes of one device at the peak of its mesh that wait for gradients of weights."""
+        return 0 if self.weights is None else self.weights.waiting * self.weights.held_bytes
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of one device at the peak of its mesh that stay while other programs run."""
-        late = 0 if self.weights is None else self.weights.waiting * self.weights.held_bytes
         held = self.in_flight * self.microbatch_bytes + self.waiting_bytes
-        return self.resident_bytes + held + late
+        return self.resident_bytes + held + self.late_bytes
 
     @property
     def peak_bytes(self) -> int:

@@ -61,6 +61,7 @@ def cluster_map(plan: Plan, check: MemoryCheck) -> str:
         "<h2>On the cluster</h2>"
         f"<p>{escaped(cluster.name)}: {cluster.num_hosts} {hosts_word}, "
         f"{cluster.num_devices} devices. Each square is a device with the number of its stage"
+        + (", the first of several" if len(plan.stages) > plan.num_meshes else "")
         + ("; red where the stage does not fit" if check.too_large else "")
         + (f"; {idle} devices have no stage" if idle else "")
         + '.</p><div class="wide">'

@@ -60,7 +60,7 @@ def row_label(mesh: int, y: float, height: float) -> list[str]:
     """Return the colour and number of a stage, left of its row."""
     middle = y + height / 2
     return [rect((0, middle - 6, 12, 12), stage_class(mesh), "", 3),
-            label(18, middle + 4, f"stage {mesh}")]  # fmt: skip
+            label(18, middle + 4, f"mesh {mesh}")]  # fmt: skip
 
 
 def _task(event: Event, start: float, end: float, scale: float, digits: int) -> list[str]:

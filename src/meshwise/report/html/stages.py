@@ -18,8 +18,8 @@ _TIMES = (
     "once", "works", "waits", "sends",
 )  # fmt: skip
 _MEMORY = (
-    "stage", "held", "each micro-batch", "in flight", "waiting", "temporary", "peak", "simulated",
-    "of",
+    "stage", "held", "each micro-batch", "in flight", "weights apart", "waiting", "temporary",
+    "peak", "simulated", "of",
 )  # fmt: skip
 
 
@@ -33,9 +33,9 @@ def stage_table(plan: Plan, simulation: Simulation) -> str:
         "update in a step. Works is the share of the simulated step in which the stage computes, "
         "waits is how long it idles for a transfer.</p>"
         + html_table(_TIMES, [_times(plan, simulation, k) for k in numbers], "rlllll" + "r" * 7)
-        + "<p>Bytes of one device. What is simulated, and memory, are of the whole mesh where "
-        "stages share one.</p>"
-        + html_table(_MEMORY, [_memory(plan, simulation, k, too_large) for k in numbers], "r" * 9)
+        + "<p>Bytes of one device. Weights apart is what waits for gradients of weights that run "
+        "later. What is simulated, and memory, are of the whole mesh where stages share one.</p>"
+        + html_table(_MEMORY, [_memory(plan, simulation, k, too_large) for k in numbers], "r" * 10)
     )
 
 
@@ -69,6 +69,7 @@ def _memory(
         bytes_text(stage.resident_bytes),
         bytes_text(stage.microbatch_bytes),
         str(stage.in_flight),
+        bytes_text(stage.late_bytes) if stage.late_bytes else "-",
         bytes_text(stage.waiting_bytes),
         bytes_text(stage.temporary_bytes),
         _marked(stage.peak_bytes, mesh in too_large),

@@ -74,7 +74,7 @@ def _simulated(simulation: Simulation, measured_s: float) -> str:
     if moved:
         keys += [("var(--act)", "activations to the next stage"),
                  ("var(--grad)", "gradients to the one before")]  # fmt: skip
-    below = " Thin bars below a stage are what it sends." if moved else ""
+    below = " Thin bars below a mesh are what it sends." if moved else ""
     head = (
         "<h2>Simulated step</h2>"
         f"<p>Schedule {escaped(simulation.schedule)}, {simulation.num_microbatches} micro-batches, "
@@ -146,14 +146,14 @@ def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
             parts.append(_band(base, top, y, kind))
             base = top
         busy = timeline.busy_s[mesh] / end if end else 0.0
-        tip = f"stage {mesh} works {busy:.1%} of the time"
+        tip = f"mesh {mesh} works {busy:.1%} of the time"
         parts.append(rect((LEFT, y, PLOT, _BAR), "none", tip))
     description = "; ".join(
-        f"stage {mesh} works {timeline.busy_s[mesh] / end:.0%} of the time" if end else "nothing"
+        f"mesh {mesh} works {timeline.busy_s[mesh] / end:.0%} of the time" if end else "nothing"
         for mesh in range(meshes)
     )
     size = (WIDTH, meshes * _ROW + AXIS)
-    return picture(name, "What each stage does over the step", description, size, parts)
+    return picture(name, "What each mesh does over the step", description, size, parts)
 
 
 def _shares(events: Sequence[Event], end: float, columns: int) -> dict[str, list[float]]:
