@@ -7,6 +7,7 @@ import click
 from evaluation.alpacomm.command import alpacomm
 from evaluation.alpacomm.measured.command import alpacomm_measured
 from evaluation.anchor.command import anchor
+from evaluation.deepseek.command import deepseek
 from evaluation.faults.command import faults
 from evaluation.hosts.command import hosts
 from evaluation.paper.command import paper
@@ -26,6 +27,9 @@ Examples:
 \b
   python -m evaluation anchor --quick
       Predict one published run from another.
+\b
+  python -m evaluation deepseek --gpus 2048
+      DeepSeek-V3's shape with its published parallelism.
 \b
   python -m evaluation hosts
       Train on two hosts of this machine, with a link of a set rate between them.
@@ -48,7 +52,16 @@ def main() -> None:
     """Compare methods on the settings of papers, and what runs on hosts of this machine."""
 
 
-for _command in (paper, alpacomm, alpacomm_measured, anchor, hosts, predictions, faults):
+for _command in (
+    paper,
+    alpacomm,
+    alpacomm_measured,
+    anchor,
+    deepseek,
+    hosts,
+    predictions,
+    faults,
+):
     main.add_command(_command)
 
 

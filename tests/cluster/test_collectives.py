@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from meshwise.cluster.collectives import COLLECTIVES, collective_terms, collective_time_s
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh, MeshAxis
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.cluster.views import axis_names, logical_mesh
 
 DEVICE = DeviceSpec(
     name="d", memory_bytes=1, memory_bytes_per_s=1.0, flop_per_s=(("float32", 1.0),), source="test"
@@ -81,3 +83,29 @@ def test_more_bytes_never_take_less_time(kind, axes, sizes):
 def test_unknown_kind_is_refused():
     with pytest.raises(ValueError, match="not a collective: 'gossip'; known are all-reduce"):
         collective_time_s("gossip", (0,), 1, MESH)
+
+
+@pytest.mark.parametrize(
+    ("num_hosts", "shape", "axis", "together"),
+    [(8, (64,), 0, 8), (8, (8, 8), 0, 1), (8, (16, 4), 0, 2), (2, (4, 4), 0, 2), (3, (6, 4), 0, 2)],
+)
+def test_all_to_all_among_hosts_sends_what_leaves_a_host_through_its_nics(
+    num_hosts, shape, axis, together
+):
+    host = ClusterSpec.virtual("1x dgx-h100").host
+    mesh = logical_mesh(host, 8, shape, axis_names(shape, None))
+    size, count = shape[axis], num_hosts * 8
+    # Each device holds B / n; what its host's members of the group do not hold leaves the host.
+    each = B / size * (size - together) / size
+    expected_s = each * host.num_devices / host.nics_bytes_per_s
+    term = mesh.axes[axis]
+    found_s = collective_time_s("all-to-all", (axis,), B, mesh) - (size - 1) * term.latency_s
+    assert count == mesh.num_devices
+    assert found_s == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_all_to_all_in_a_host_is_as_fast_as_its_links():
+    host = ClusterSpec.virtual("1x dgx-h100").host
+    (axis,) = logical_mesh(host, 8, (8,), ("x",)).axes
+    assert axis.exchange_bytes_per_s == 0.0
+    assert axis.bytes_per_s(is_exchange=True) == host.link.bytes_per_s

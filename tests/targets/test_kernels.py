@@ -108,6 +108,21 @@ def test_kernels_compile_for_gpus(attention: Callable[..., Any]) -> None:
     _check(found)
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_micro_batches_keep_the_rule_of_cudnn(stages: int) -> None:
+    """It is split among devices in programs of micro-batches too."""
+    plan = mw.parallelize(
+        _step(by_cudnn),
+        method=mw.Auto(stages=stages),
+        cluster=GPUS,
+        batch_argnums=(1,),
+        num_microbatches=2,
+    ).plan(*_arguments())
+    assert len(plan.stages) == stages
+    # Without its rule all devices would compute all of it: more than half of the FLOP.
+    assert plan.replicated.flop_share < 0.5
+
+
 @pytest.mark.usefixtures("gpu_compiler")
 def test_stages_with_cudnn_compile_for_gpus() -> None:
     step = mw.parallelize(

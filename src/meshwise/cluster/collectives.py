@@ -55,7 +55,8 @@ def _hierarchical(kind: str, axes: tuple[MeshAxis, ...]) -> Term:
     seconds_per_byte = 0.0
     share = 1.0
     for axis in sorted(axes, key=lambda axis: (-axis.link_bytes_per_s, axis.latency_s)):
-        term = _ring(kind, axis.size, axis.latency_s, axis.link_bytes_per_s)
+        rate = axis.bytes_per_s(is_exchange=kind == ALL_TO_ALL)
+        term = _ring(kind, axis.size, axis.latency_s, rate)
         # All-to-all moves the same bytes in each phase; its group sees n_i shards of B / n.
         part = axis.size / size if kind == ALL_TO_ALL else share
         latency_s += term.latency_s
@@ -81,7 +82,7 @@ def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
         kind,
         math.prod(axis.size for axis in axes),
         max((axis.latency_s for axis in axes), default=0.0),
-        min((axis.link_bytes_per_s for axis in axes), default=math.inf),
+        min((axis.bytes_per_s(is_exchange=kind == ALL_TO_ALL) for axis in axes), default=math.inf),
     )
     if len(axes) < 2 or kind == PERMUTE:
         return (flat,)

@@ -62,12 +62,30 @@ def _at(points: tuple[tuple[float, float], ...], flop: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """One axis of a logical mesh: `size` devices that share one bandwidth."""
+    """One axis of a logical mesh: `size` devices that share one bandwidth.
+
+    Attributes:
+        name: The name.
+        size: Its devices.
+        latency_s: Of a link to the next device.
+        link_bytes_per_s: Bandwidth of such a link in a ring.
+        exchange_bytes_per_s: The same in an all-to-all, where it is less; 0 where it is not.  A
+            ring leaves a host once; in an all-to-all all its devices there send to other hosts.
+    """
 
     name: str
     size: int
     latency_s: float
     link_bytes_per_s: float
+    exchange_bytes_per_s: float = 0.0
+
+    def bytes_per_s(self, *, is_exchange: bool) -> float:
+        """Return the bandwidth of a link.
+
+        Args:
+            is_exchange: Whether in an all-to-all, else in a ring.
+        """
+        return (is_exchange and self.exchange_bytes_per_s) or self.link_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,11 +71,13 @@ def view_shapes(
     All ordered factorisations into at most `max_axes` axes, except those whose axes are the same
     as those of an earlier one in another order.
     """
-    seen: set[tuple[tuple[int, float, float], ...]] = set()
+    seen: set[tuple[tuple[int, float, float, float], ...]] = set()
     shapes: list[tuple[int, ...]] = []
     for shape in factorisations(count, max_axes):
         axes = logical_mesh(host, devices_per_host, shape, axis_names(shape, None)).axes
-        kinds = tuple(sorted((a.size, a.latency_s, a.link_bytes_per_s) for a in axes))
+        kinds = tuple(
+            sorted((a.size, a.latency_s, a.link_bytes_per_s, a.exchange_bytes_per_s) for a in axes)
+        )
         if kinds not in seen:
             seen.add(kinds)
             shapes.append(shape)
@@ -88,20 +90,32 @@ def _axis(
     """Return one axis; groups that leave a host share what the block reaches of its NICs.
 
     A group in ring order leaves a host once, so the share is one over the number of groups
-    that have members both in the host and outside.
+    that have members both in the host and outside.  In an all-to-all its m members there send to
+    n - m others, where one neighbour in a ring sends n - 1 blocks.
     """
-    stride = math.prod(shape[axis + 1 :])
-    leaving = _most_groups_leaving(math.prod(shape), shape[axis], stride, devices_per_host)
-    latency_s, bytes_per_s = host.link.latency_s, host.link.bytes_per_s
-    if leaving:
-        share = host.fair_bytes_per_s(devices_per_host) / leaving
-        latency_s, bytes_per_s = max(host.nic.latency_s, latency_s), min(share, bytes_per_s)
-    return MeshAxis(name=name, size=shape[axis], latency_s=latency_s, link_bytes_per_s=bytes_per_s)
+    size, stride = shape[axis], math.prod(shape[axis + 1 :])
+    leaving, together = _leaving(math.prod(shape), size, stride, devices_per_host)
+    link = host.link
+    if not leaving:
+        return MeshAxis(
+            name=name, size=size, latency_s=link.latency_s, link_bytes_per_s=link.bytes_per_s
+        )
+    share = host.fair_bytes_per_s(devices_per_host) / leaving
+    slower = together * (size - together) / (size - 1)
+    return MeshAxis(
+        name=name,
+        size=size,
+        latency_s=max(host.nic.latency_s, link.latency_s),
+        link_bytes_per_s=min(share, link.bytes_per_s),
+        exchange_bytes_per_s=min(share / slower, link.bytes_per_s) if slower > 1 else 0.0,
+    )
 
 
 @functools.lru_cache(maxsize=65536)
-def _most_groups_leaving(count: int, size: int, stride: int, devices_per_host: int) -> int:
+def _leaving(count: int, size: int, stride: int, devices_per_host: int) -> tuple[int, int]:
     """Return groups of an axis that leave one host: of the host that most of them leave.
+
+    With it the most members of such a group in one host; 0 if none leaves.
 
     Args:
         count: Devices in all.
@@ -110,14 +124,17 @@ def _most_groups_leaving(count: int, size: int, stride: int, devices_per_host: i
         devices_per_host: Devices of one host.
     """
     if count <= devices_per_host:
-        return 0
-    hosts = np.arange(count).reshape(-1, size, stride) // devices_per_host
+        return 0, 0
+    hosts = np.arange(count).reshape(-1, size, stride).swapaxes(1, 2).reshape(-1, size)
+    hosts //= devices_per_host
     # Hosts ascend along the axis: a group counts once in each of its hosts.
+    hosts = hosts[hosts[:, 0] != hosts[:, -1]]
+    if not len(hosts):
+        return 0, 0
     is_first = np.ones(hosts.shape, bool)
     is_first[:, 1:] = hosts[:, 1:] != hosts[:, :-1]
-    is_leaving = hosts[:, :1] != hosts[:, -1:]
-    counted = hosts[is_first & is_leaving]
-    return int(np.bincount(counted).max()) if counted.size else 0
+    members = np.diff(np.flatnonzero(is_first), append=hosts.size)
+    return int(np.bincount(hosts[is_first]).max()), int(members.max())
 
 
 def factorisations(count: int, max_axes: int) -> list[tuple[int, ...]]:

@@ -18,7 +18,13 @@ from meshwise.jax_compat.jaxprs import Primitive
 
 @cache
 def _on_one_device(is_backward: bool) -> Primitive:
-    made = Primitive("cudnn_attention_gradient" if is_backward else "cudnn_attention")
+    wrapper = (
+        cudnn._dot_product_attention_bwd_p_wrapper
+        if is_backward
+        else cudnn._dot_product_attention_fwd_p_wrapper
+    )
+    # Programs of micro-batches keep it: the rule that its name has is that of JAX's.
+    made = Primitive(wrapper.name)
     made.multiple_results = True
     if is_backward:
         shapes = cudnn._dot_product_attention_bwd_abstract

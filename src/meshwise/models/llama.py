@@ -157,8 +157,12 @@ class LlamaBlock(nn.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, None]:
         """The new stream, and None: the shape that `nn.scan` wants of its body."""
         c = self.config
-        x = x + LlamaAttention(c, name="attention")(_norm(c, "norm_1", x))
+        x = x + self.attention()(_norm(c, "norm_1", x))
         return x + self.feed_forward()(_norm(c, "norm_2", x)), None
+
+    def attention(self) -> nn.Module:
+        """What mixes positions."""
+        return LlamaAttention(self.config, name="attention")
 
     def feed_forward(self) -> nn.Module:
         """What follows attention."""

@@ -50,7 +50,7 @@ def trainer_answer(
             planner = PointPlanner(
                 trainer=trainer, layers=blocks, cluster=request.cluster, options=options
             )
-            planned = _faster(planned, planner.plan(best))
+            planned = _faster(planned, planner.plan(best.point, best.sizes))
     return TrainerAnswer(trainer=trainer, best=best, plan=planned.plan, timeline=planned.timeline)
 
 

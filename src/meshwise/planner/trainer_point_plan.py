@@ -23,8 +23,9 @@ from meshwise.pieces.piece import PieceGraph
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.schedules.registry import tables
 from meshwise.trace.layers.layering import Layering
-from meshwise.trainers.best_point import BestPoint
 from meshwise.trainers.layer_axes import LayerAxes
+from meshwise.trainers.point import TrainerPoint
+from meshwise.trainers.sizes import Sizes
 from meshwise.trainers.trainer import Trainer
 
 
@@ -58,13 +59,14 @@ class PointPlanner:
     cluster: ClusterSpec
     options: SearchOptions
 
-    def plan(self, best: BestPoint) -> PlannedPipeline | None:
+    def plan(self, point: TrainerPoint, sizes: Sizes) -> PlannedPipeline | None:
         """Return the plan; None if what was asked excludes it, or nothing fits.
 
         Args:
-            best: The point.
+            point: The point.
+            sizes: Numbers of the model and the cluster.
         """
-        point, options = best.point, self.options
+        options = self.options
         schedule = self.trainer.schedule(point)
         kind = stage_kind(self.cluster, point.pipeline)
         stages = point.pipeline * point.chunks
@@ -73,7 +75,7 @@ class PointPlanner:
             return None
         if options.num_stages not in (None, stages):
             return None
-        costs = _TrainerCosts(self.layers, options.intra, self.trainer.axes(point, best.sizes))
+        costs = _TrainerCosts(self.layers, options.intra, self.trainer.axes(point, sizes))
         shape = Shape(
             kind, point.pipeline, point.num_microbatches, self.cluster.num_hosts, schedule
         )

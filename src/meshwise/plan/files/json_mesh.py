@@ -49,7 +49,15 @@ LAYOUT = Form(read_layout, layout_text)
 LAYOUTS = list_of(LAYOUT)
 _AXIS = record(
     MeshAxis,
-    {"name": TEXT, "size": COUNT, "latency_s": POSITIVE, "link_bytes_per_s": RATE},
+    {
+        "name": TEXT,
+        "size": COUNT,
+        "latency_s": POSITIVE,
+        "link_bytes_per_s": RATE,
+        "exchange_bytes_per_s": RATE,
+    },
+    # Only where an all-to-all is slower than a ring.
+    optional=("exchange_bytes_per_s",),
 )
 _DEVICE = record(
     DeviceSpec,
