@@ -40,9 +40,16 @@ def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
     """
     if source is None:
         return ""
-    frames = source_info_util.user_frames(source.traceback)
-    mine = (f for f in frames if not outside or not f.file_name.startswith(outside))
-    frame = next(mine, None)
+    first = frame = None
+    for found in source_info_util.user_frames(source.traceback):
+        if outside and found.file_name.startswith(outside):
+            continue
+        first = first or found
+        # A line of Flax is the same for all layers of a kind: the line that calls it is not.
+        if _INSTALLED.isdisjoint(PurePath(found.file_name).parts):
+            frame = found
+            break
+    frame = frame or first
     if frame is None:
         return ""
     column = f":{frame.start_column}" if frame.start_column else ""
