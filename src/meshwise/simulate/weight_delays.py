@@ -15,6 +15,8 @@ from meshwise.simulate.stage_run import simulate_stages
 
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
+# With dozens of stages each look is a simulation of seconds.
+_PATIENCE = 6
 
 
 def asked_delays(
@@ -24,7 +26,8 @@ def asked_delays(
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
-    those with which it is shortest.  Longer delays than fit into memory are not looked at.
+    those with which it is shortest.  Longer delays than fit into memory are not looked at, nor those
+    beyond `_PATIENCE` that brought nothing: more delay hides more of a transfer, up to all of it.
 
     Args:
         schedule: The schedule that is asked for; one that does not delay weights gives no delays.
@@ -51,7 +54,7 @@ def asked_delays(
     best, least = 0, step_s(at_once, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
         table = delayed(k)
-        if least <= enough or not fits(stages, table):
+        if least <= enough or k > best + 2 * _PATIENCE or not fits(stages, table):
             break
         now = step_s(table, stages)
         if now < least * (1 - _SAME):
