@@ -11,6 +11,7 @@ from meshwise.plan.counts.collectives import Collective
 from meshwise.plan.counts.flop import NOTHING_REPLICATED, Replicated
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.padding import NOT_PADDED, Padding
+from meshwise.plan.peak_part import PeakPart
 from meshwise.plan.rivals import MemoryPrice, Rival
 from meshwise.plan.stage import Stage, mesh_peaks
 from meshwise.schedules.gpipe import GPIPE
@@ -65,6 +66,7 @@ class PlanRecord:
             positional argument; paths of arguments begin with these numbers.
         spelling: How the user writes paths of arguments where they do not say it themselves, see
             `plan.spelling`; empty in files that did not say it.
+        peak_parts: What fills a device of one program when it holds most, largest first.
         rivals: What other choices would cost, if it was asked.
         memory_price: What more memory would save, if it was asked.
         warnings: What the user should know.
@@ -102,6 +104,7 @@ class PlanRecord:
     replicated: Replicated = NOTHING_REPLICATED
     parameters: tuple[tuple[int, str], ...] = ()
     spelling: tuple[tuple[str, str], ...] = ()
+    peak_parts: tuple[PeakPart, ...] = ()
     rivals: tuple[Rival, ...] = ()
     memory_price: MemoryPrice | None = None
     warnings: tuple[str, ...] = ()

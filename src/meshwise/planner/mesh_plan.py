@@ -22,6 +22,7 @@ from meshwise.plan.offload import bytes_on_device
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
+from meshwise.planner.peak_parts import peak_parts
 from meshwise.request.constraints import FREE_METHODS, dropped_on
 from meshwise.request.methods import Auto, Follow, IntraOp, Method, Replay
 from meshwise.request.plan_request import PlanRequest
@@ -94,6 +95,7 @@ def finished_plan(
         replicated=work.replicated.shares(),
         parameters=step.parameters,
         spelling=step.spelling,
+        peak_parts=peak_parts(peak(step.graph, decision, mesh)),
         warnings=(
             *step.warnings,
             *dropped_on(

@@ -26,8 +26,8 @@ def asked_delays(
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
-    those with which it is shortest.  Longer delays than fit into memory are not looked at, nor those
-    beyond `_PATIENCE` that brought nothing: more delay hides more of a transfer, up to all of it.
+    those with which it is shortest.  Longer delays than fit into memory are not looked at, nor
+    those after `_PATIENCE` that brought nothing.
 
     Args:
         schedule: The schedule that is asked for; one that does not delay weights gives no delays.

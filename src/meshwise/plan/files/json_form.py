@@ -41,6 +41,7 @@ from meshwise.plan.files.json_older import OLDER_PIPELINES, OLDER_PLANS, PIPELIN
 from meshwise.plan.files.json_read import Json, document
 from meshwise.plan.files.json_write import json_text
 from meshwise.plan.padding import PaddedDim, Padding
+from meshwise.plan.peak_part import PeakPart
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.rivals import MemoryPrice, Rival, Way
 from meshwise.plan.stage import REMATS, Layer, Stage, WeightGradients
@@ -149,6 +150,7 @@ _COLLECTIVE = record(
     },
 )
 _WAY = record(Way, {"operands": LAYOUTS, "results": LAYOUTS})
+_PEAK_PART = record(PeakPart, {"role": TEXT, "where": TEXT, "count": SIZE, "num_bytes": SIZE})
 _RIVAL = record(
     Rival,
     {
@@ -203,6 +205,7 @@ _PLAN = {
     "replicated": _REPLICATED,
     "parameters": list_of(pair_of(SIZE, TEXT)),
     "spelling": list_of(pair_of(TEXT, TEXT)),
+    "peak_parts": list_of(_PEAK_PART),
     "rivals": list_of(_RIVAL),
     "memory_price": or_none(_MEMORY_PRICE),
     "warnings": list_of(TEXT),
@@ -211,7 +214,7 @@ _PLAN = {
     "verified": TEXT,
 }
 # Left out where they are empty.
-_OPTIONAL = ("verified", "transfers", "joins_attention", "spelling")
+_OPTIONAL = ("verified", "transfers", "joins_attention", "spelling", "peak_parts")
 
 
 def plan_to_json(plan: PlanRecord) -> str:

@@ -16,6 +16,7 @@ from meshwise.report.html.cluster_map import cluster_map
 from meshwise.report.html.hosts import hosts_section
 from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts
+from meshwise.report.html.peak import peak_section
 from meshwise.report.html.rivals import rivals_section
 from meshwise.report.html.seconds import seconds_section
 from meshwise.report.html.sharding import sharding_section
@@ -53,7 +54,7 @@ def plan_page(
     is_one = plan.schedule == ONE_PROGRAM
     simulation = None if plan.cluster is None else simulate_plan(plan)
     check = plan_memory(plan) if simulation is None else simulated_memory(plan, simulation)
-    name = plan.model or plan.method or "Plan"
+    name = plan.model or "Training step"
     what = f"for {mesh_text(plan.mesh)}" if is_one else f"of {len(plan.stages)} stages"
     where = "" if plan.cluster is None else f" on {plan.cluster.name}"
     body = (
@@ -67,6 +68,7 @@ def plan_page(
         + rivals_section(plan, rivals)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
         + hosts_section(hosts)
+        + peak_section(plan)
         + sharding_section(plan)
         + usage_section(plan)
         + _as_text(plan.explain(), " open" if is_one else "")

@@ -16,7 +16,9 @@ def usage_section(plan: Plan) -> str:
     asked = f", num_microbatches={count}" if count > 1 else ""
     code = (
         "import meshwise as mw\n\n"
-        'plan = mw.Plan.from_json(open("plan.json").read())  # of meshwise plan --out plan.json\n'
+        "# The file of `meshwise plan --out plan.json`, or of `plan.to_json()`.\n"
+        'plan = mw.Plan.from_json(open("plan.json").read())\n'
+        "# For modules of Flax NNX mw.nnx.parallelize, of Equinox mw.eqx.parallelize.\n"
         f"step = mw.parallelize(train_step, method=mw.Replay(plan){asked})\n"
         "state, loss = step(state, batch)"
     )
