@@ -104,7 +104,7 @@ def _arrival_work(arrivals: LayerArrivals, layer: LayerEnds, mesh: LogicalMesh) 
     runs = [
         _changing(_changes(arrivals.before), 1),
         _changing(_changes(arrivals.forward), count),
-        _changing([*_changes(arrivals.backward), *arrivals.passing], count),
+        _changing([*_changes(arrivals.backward), *arrivals.passing, *arrivals.carried], count),
     ]
     once_s, forward_s, backward_s = (step_time_s(run.graph, run.decision, mesh) for run in runs)
     work = work_of(runs, mesh)
