@@ -1,7 +1,8 @@
 """What layers do to values that come from other layers on their mesh: they change layouts.
 
 The state of a cut is the layout of one activation there, and needs no change.  Other values, as
-those that skip layers, come as their makers left them.  The search does not see what this takes.
+those that skip layers, come as their makers left them, or as the first layer on the mesh wanted
+them.  The search does not see what this takes.
 """
 
 from __future__ import annotations

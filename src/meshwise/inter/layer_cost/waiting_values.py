@@ -1,9 +1,9 @@
 """Memory of values that wait on a mesh for the layer that reads them.
 
-Activations and cotangents that have arrived, values that skip layers, and rows of the batch whose
-micro-batch has not begun: no program runs with them and no backward pass keeps them, yet they are
-there.  Tasks are taken in the order in which they are dispatched; what is sent counts where it goes
-from then on, as in `program.memory.live_bytes`.
+Activations and cotangents that have arrived, sums of cotangents that are not complete, values that
+skip layers, and rows of the batch whose micro-batch has not begun: no program runs with them and no
+backward pass keeps them, yet they are there.  Tasks are taken in the order in which they are
+dispatched; what is sent counts where it goes from then on, as in `program.memory.live_bytes`.
 """
 
 from __future__ import annotations
