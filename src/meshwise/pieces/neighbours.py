@@ -1,13 +1,19 @@
 """What planned layers hand to each other in each micro-batch, and how its layout changes.
 
 A value that was made on the same mesh comes as its maker left it, and the layer that reads it
-changes its layout.  One that comes from another mesh comes as it is wanted.
+changes its layout.  One that comes from another mesh comes as the first layer wants it that reads
+it there, for all of them.
+
+Layers of one mesh that read the same activation of another mesh add up its cotangents one after the
+other, in the order of the backward pass; the last of them to run, which is the first of the layers,
+sends the sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from meshwise.graph.graph import Tensor
@@ -99,12 +105,14 @@ class LayerArrivals:
         forward: In the forward pass of each micro-batch.
         backward: In its backward pass.
         passing: Cotangents that its backward pass hands on as they are, and how.
+        carried: Sums of cotangents to which its backward pass adds its own, and how.
     """
 
     before: tuple[Arrival, ...]
     forward: tuple[Arrival, ...]
     backward: tuple[Arrival, ...]
     passing: tuple[LayoutChange, ...]
+    carried: tuple[LayoutChange, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +176,7 @@ class LayerEnds:
         """Return how activations enter.
 
         Args:
-            coming: The layouts of those that were made on the same mesh.
+            coming: The layouts of those that are on its mesh before it reads them.
         """
         found: dict[Activation, Layout] = {}
         for value in self.roles.value_of_input.values():
@@ -182,12 +190,23 @@ class LayerEnds:
         graph = self.piece.graph
         return graph.tensors[graph.inputs[self.piece.leaving[leaves].cotangent]]
 
-    def arrivals(self, coming: Mapping[Activation, Layout], readers: Readers) -> LayerArrivals:
+    def entering(self, activation: Activation) -> Tensor:
+        """Return an activation that enters, as a whole value; its cotangent has its shape."""
+        graph, number = self.piece.graph, self.names.entering.index(activation)
+        return graph.tensors[graph.inputs[self.piece.entering[number].value]]
+
+    def arrivals(
+        self,
+        coming: Mapping[Activation, Layout],
+        readers: Readers,
+        carried: Mapping[Activation, Layout],
+    ) -> LayerArrivals:
         """Return what comes from other layers.
 
         Args:
-            coming: The layouts of activations that were made on the same mesh.
+            coming: The layouts of activations that are on its mesh before it reads them.
             readers: The layers that send cotangents.
+            carried: The layouts of sums of cotangents to which it adds its own.
         """
         wanted, back = self.cotangents_wanted(), self.cotangents_made()
         return LayerArrivals(
@@ -205,6 +224,10 @@ class LayerEnds:
                 )
                 for enters, leaves in self.roles.passed.items()
             ),
+            carried=tuple(
+                LayoutChange(self.entering(activation), layout, back[activation])
+                for activation, layout in carried.items()
+            ),
         )
 
     def _arrivals_before(self, readers: Readers) -> Iterator[Arrival]:
@@ -214,14 +237,14 @@ class LayerEnds:
             yield _sum_of_terms(tensor, readers.get(activation, {}), wanted)
 
     def _arrivals_forward(self, coming: Mapping[Activation, Layout]) -> Iterator[Arrival]:
-        graph, arrival = self.piece.graph, self.arrival(coming)
+        arrival = self.arrival(coming)
         wanted: dict[int, list[Layout]] = {}
         for v in dict.fromkeys((*self.programs.forward.inputs, *self.programs.kept)):
             if v.role == "entering":
                 wanted.setdefault(v.number, []).append(v.layout)
         for number, layouts in wanted.items():
-            tensor = graph.tensors[graph.inputs[self.piece.entering[number].value]]
-            yield Arrival(tensor, (arrival[self.names.entering[number]],), tuple(layouts))
+            activation = self.names.entering[number]
+            yield Arrival(self.entering(activation), (arrival[activation],), tuple(layouts))
 
     def _wanted(self, leaves: int) -> Layout:
         """Return how the cotangent of an activation that left comes in."""
@@ -243,28 +266,57 @@ class Neighbours:
             mesh_of: For each what is equal for layers on one mesh.
         """
         self.layers, self.mesh_of = layers, mesh_of
-        self._lies: dict[Activation, tuple[Hashable, Layout]] = {}
+        self._maker: dict[Activation, Hashable] = {}
+        self._lies: dict[Hashable, dict[Activation, Layout]] = {mesh: {} for mesh in mesh_of}
         for layer, mesh in zip(layers, mesh_of, strict=True):
-            self._lies |= {a: (mesh, layout) for a, layout in layer.activations_made().items()}
-        self._sent_back = [{**p.cotangents_made(), **p.early_cotangents()} for p in layers]
+            for activation, layout in layer.arrival({}).items():
+                if activation in self._maker:
+                    self._lies[mesh].setdefault(activation, layout)
+            self._lies[mesh] |= layer.activations_made()
+            self._maker |= dict.fromkeys(layer.activations_made(), mesh)
+        made = [layer.cotangents_made() for layer in layers]
+        self._sent_back = [
+            {**mine, **p.early_cotangents()} for mine, p in zip(made, layers, strict=True)
+        ]
+        # Sums of cotangents that each layer goes on with, and the layers that begin them.
+        self._carried: list[dict[Activation, Layout]] = [{} for _ in layers]
+        self._continued = set[tuple[int, Activation]]()
+        readers: dict[tuple[Hashable, Activation], list[int]] = {}
+        for t, mine in enumerate(made):
+            for activation in mine:
+                if self._maker.get(activation, mesh_of[t]) != mesh_of[t]:
+                    readers.setdefault((mesh_of[t], activation), []).append(t)
+        for (_, activation), found in readers.items():
+            for t, before in pairwise(found):
+                self._carried[t][activation] = made[before][activation]
+                self._continued.add((before, activation))
 
-    def coming(self, k: int) -> dict[Activation, Layout]:
-        """Return the layouts of activations that are made on the mesh of a layer."""
-        return {a: layout for a, (m, layout) in self._lies.items() if m == self.mesh_of[k]}
+    def coming(self, k: int) -> Mapping[Activation, Layout]:
+        """Return how activations lie on the mesh of a layer: as they were made, or as they came."""
+        return self._lies[self.mesh_of[k]]
+
+    def is_made_here(self, k: int, activation: Activation) -> bool:
+        """Return whether an activation is made on the mesh of a layer."""
+        return self._maker.get(activation) == self.mesh_of[k]
 
     def read_later(self, k: int) -> set[Activation]:
         """Return the activations that later layers read in each micro-batch."""
         return {a for p in self.layers[k + 1 :] for a in p.names.entering}
 
     def readers(self, k: int) -> Readers:
-        """Return the later layers that send cotangents."""
+        """Return the later layers that send cotangents; of those of another mesh the first."""
         found: dict[Activation, dict[int, Layout | None]] = {}
         for t in range(k + 1, len(self.layers)):
             is_here = self.mesh_of[t] == self.mesh_of[k]
             for activation, layout in self._sent_back[t].items():
-                found.setdefault(activation, {})[t] = layout if is_here else None
+                if (t, activation) not in self._continued:
+                    found.setdefault(activation, {})[t] = layout if is_here else None
         return found
+
+    def carried(self, k: int) -> Mapping[Activation, Layout]:
+        """Return the layouts of sums of cotangents to which a layer adds its own."""
+        return self._carried[k]
 
     def arrivals(self, k: int) -> LayerArrivals:
         """Return what comes to a layer from others."""
-        return self.layers[k].arrivals(self.coming(k), self.readers(k))
+        return self.layers[k].arrivals(self.coming(k), self.readers(k), self.carried(k))

@@ -92,8 +92,9 @@ def _program(
     summed = {v.number for v in program.inputs if v.role == "cotangent"}
     summed = sorted({*summed, *passed.values(), *handed})
     others = [lowering.name(v) for v in program.inputs if v.role != "cotangent"]
+    carried = {} if is_last else {a: Name(Cotangent(a), n) for a, n in lowering.carried.items()}
     terms = [n for leaves in summed for n in coming[leaves]]
-    inputs = list(dict.fromkeys((*terms, *others)))
+    inputs = list(dict.fromkeys((*terms, *carried.values(), *others)))
     rest = [v for v in program.outputs if v.role != "inward"]
 
     def run(args: Sequence[Array]) -> list[Array]:
@@ -111,6 +112,8 @@ def _program(
         for enters, leaves in passed.items():
             v = layer.names.entering[enters]
             found[v] = lowering.moved(total[leaves], wanted[leaves], back[v])
+        for v, name in carried.items():
+            found[v] += lowering.moved(known[name], name.layout, back[v])
         return [
             *(found[v] for v in back),
             *(made[v] for v in rest),

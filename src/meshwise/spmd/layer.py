@@ -90,6 +90,7 @@ class LayerLowering:
         layer: PlannedLayer,
         mesh: LogicalMesh,
         coming: Mapping[Activation, Layout],
+        carried: Mapping[Activation, Layout],
         *,
         in_order: bool,
     ) -> None:
@@ -98,12 +99,14 @@ class LayerLowering:
         Args:
             layer: The layer.
             mesh: The mesh on which it runs.
-            coming: The layouts of activations that were made on the same mesh.
+            coming: The layouts of activations that are on its mesh before it reads them.
+            carried: The layouts of sums of cotangents to which its backward pass adds its own.
             in_order: Keep collectives and loops apart by data (`spmd.order`).
         """
         self.layer, self.mesh, self.in_order = layer, mesh, in_order
         self.inputs, self.results = layer.made.inputs.in_order(), layer.made.results.in_order()
         self.arrival = layer.arrival(coming)
+        self.carried = carried
 
     # -- names --------------------------------------------------------------------------------
 

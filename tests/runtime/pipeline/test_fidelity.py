@@ -121,7 +121,7 @@ def test_changes_of_layout_of_what_skips_layers_are_planned(
     assert not plan.warnings
     monkeypatch.setattr(finishing, "_MUCH", 0.01)
     (warning,) = mw.parallelize(step, **asked).plan(weights, rows).warnings
-    assert warning.startswith("values that several layers read change their layout for 187 us of")
+    assert warning.startswith("values that several layers read change their layout for 375 us of")
 
 
 def telling_step(is_orthogonal: bool) -> tuple[Any, Any, Any]:

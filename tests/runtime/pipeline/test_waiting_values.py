@@ -13,9 +13,11 @@ import pytest
 import meshwise as mw
 from doubles.few import few_rows
 from meshwise.cluster.cpu import cpu_cluster
+from meshwise.inter.layer_cost.waiting_values import waiting_bytes
 from meshwise.inter.search import finishing
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
+from meshwise.pieces.neighbours import Neighbours
 from meshwise.plan.plan import Plan
 from meshwise.program.instructions import Run
 from meshwise.program.memory import live_bytes
@@ -35,6 +37,14 @@ def skips(weights: Any, rows: Any) -> Any:
     second = jnp.tanh(first @ weights[1])
     third = jnp.tanh(second @ weights[2]) + first + rows[:, ::-1]
     return jnp.mean((jnp.tanh(third @ weights[3]) + second - rows) ** 2)
+
+
+def fan(weights: Any, rows: Any) -> Any:
+    """Layers that all read the first one, whose cotangents are added up."""
+    first = x = jnp.tanh(rows @ weights[0])
+    for n, weight in enumerate(weights[1:]):
+        x = jnp.tanh(x @ weight + (n + 1) * first)
+    return jnp.mean(x**2)
 
 
 def chain(weights: Any, rows: Any) -> Any:
@@ -64,6 +74,9 @@ CASES = [
     (skips, "gpipe", 2),
     (skips, "zero-bubble-h1", 2),
     (skips, "interleaved-1f1b", 4),
+    (fan, "1f1b", 2),
+    (fan, "zero-bubble-h1", 2),
+    (fan, "interleaved-1f1b", 4),
     (chain, "1f1b", 2),
     (chain, "1f1b", 4),
     ("gpt-small", "1f1b", 2),
@@ -72,7 +85,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("what", "schedule", "stages"), few_rows(CASES, [CASES[0], CASES[3], CASES[5]])
+    ("what", "schedule", "stages"), few_rows(CASES, [CASES[0], CASES[3], CASES[4], CASES[8]])
 )
 def test_no_mesh_ever_holds_more_than_its_plan_says(what: Any, schedule: str, stages: int) -> None:
     step, args = of_model(what) if isinstance(what, str) else of_loss(what)
@@ -91,6 +104,22 @@ def test_no_mesh_ever_holds_more_than_its_plan_says(what: Any, schedule: str, st
     if what is skips:
         # Without what waits it would be too little: the test can fail.
         assert any(p < f for p, f in zip(without_waiting(plan), held, strict=True))
+
+
+def test_sums_of_cotangents_wait_between_the_stages_of_a_mesh() -> None:
+    step, args = of_loss(fan)
+    method = mw.Auto(stages=4, schedule="interleaved-1f1b")
+    made = mw.parallelize(step, method=method, cluster=cpu_cluster(2), num_microbatches=COUNT)
+    plan = made.plan(*args)
+    table, pipeline = plan.table(), made._executable(*made._taken_apart(args, {})).pipeline
+    planned = [layer.planned for layer in pipeline.compiled]
+    mesh_of = [table.mesh_of_stage[layer.stage] for layer in pipeline.compiled]
+    neighbours = Neighbours(planned, mesh_of)
+    assert [len(neighbours.carried(k)) for k in range(4)] == [0, 1, 0, 0]
+    # Nothing that is kept hides what waits: four activations, and sums of two micro-batches.
+    stages = [replace(stage, microbatch_bytes=0) for stage in plan.stages]
+    waiting = waiting_bytes(neighbours, stages, table, pipeline.layers.argument_names)
+    assert waiting[1] == (4 + 2) * ROWS // COUNT * WIDTH * 4
 
 
 def held_at_peak(pipeline: Pipeline) -> list[int]:

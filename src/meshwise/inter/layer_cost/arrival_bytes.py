@@ -58,10 +58,11 @@ def arrival_bytes(arrivals: LayerArrivals, layer: LayerEnds, mesh: LogicalMesh) 
     sums = {(number, change.tensor, change.before) for number, change in passing}
     results = sum(local_bytes(change.tensor, change.after, mesh.sizes) for _, change in passing)
     unread = sum(local_bytes(t, layout, mesh.sizes) for n, t, layout in sums if n not in read)
+    carried = sum(local_bytes(c.tensor, c.before, mesh.sizes) for c in arrivals.carried)
     numbered = zip(layer.cotangents_wanted(), arrivals.backward, strict=True)
     return ArrivalBytes(
         before=given(arrivals.before),
         forward=given(arrivals.forward),
-        backward=given(arrivals.backward) + results + unread,
+        backward=given(arrivals.backward) + results + unread + carried,
         changed=frozenset(n for n, a in numbered if a.terms and not a.is_as_wanted),
     )

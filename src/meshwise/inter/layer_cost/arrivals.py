@@ -1,7 +1,8 @@
 """What layers do to values that come from other layers on their mesh: they change layouts.
 
 The state of a cut is the layout of one activation there, and needs no change.  Other values, as
-those that skip layers, come as their makers left them.  The search does not see what this takes.
+those that skip layers, come as their makers left them, or as the first layer on the mesh wanted
+them.  The search does not see what this takes.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _arrival_work(arrivals: LayerArrivals, layer: LayerEnds, mesh: LogicalMesh) 
     runs = [
         _changing(_changes(arrivals.before), 1),
         _changing(_changes(arrivals.forward), count),
-        _changing([*_changes(arrivals.backward), *arrivals.passing], count),
+        _changing([*_changes(arrivals.backward), *arrivals.passing, *arrivals.carried], count),
     ]
     once_s, forward_s, backward_s = (step_time_s(run.graph, run.decision, mesh) for run in runs)
     work = work_of(runs, mesh)

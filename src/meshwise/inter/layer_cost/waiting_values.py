@@ -1,9 +1,9 @@
 """Memory of values that wait on a mesh for the layer that reads them.
 
-Activations and cotangents that have arrived, values that skip layers, and rows of the batch whose
-micro-batch has not begun: no program runs with them and no backward pass keeps them, yet they are
-there.  Tasks are taken in the order in which they are dispatched; what is sent counts where it goes
-from then on, as in `program.memory.live_bytes`.
+Activations and cotangents that have arrived, sums of cotangents that are not complete, values that
+skip layers, and rows of the batch whose micro-batch has not begun: no program runs with them and no
+backward pass keeps them, yet they are there.  Tasks are taken in the order in which they are
+dispatched; what is sent counts where it goes from then on, as in `program.memory.live_bytes`.
 """
 
 from __future__ import annotations
@@ -87,16 +87,14 @@ class _WaitingValues:
         entering = [list(_entering(layer)) for layer in self.layers]
         for k, layer in enumerate(self.layers):
             kept = _kept_as_it_leaves(layer)
-            for activation, made in layer.activations_made().items():
+            for activation in layer.activations_made():
                 readers: dict[tuple[int, Layout], list[tuple[int, bool]]] = {}
                 for r in range(k + 1, len(self.layers)):
                     for a, layout, is_kept in entering[r]:
                         if a == activation:
-                            mesh = self._mesh_of[r]
-                            # On one mesh it is read as it was made.
-                            comes = made if mesh == self._mesh_of[k] else layout
+                            comes = self.neighbours.coming(r)[activation]
                             holds = is_kept and comes == layout
-                            readers.setdefault((mesh, comes), []).append((r, holds))
+                            readers.setdefault((self._mesh_of[r], comes), []).append((r, holds))
                 for (mesh, layout), found in readers.items():
                     if mesh == self._mesh_of[k] and activation in kept:
                         continue
@@ -120,6 +118,15 @@ class _WaitingValues:
                         )
                         self.passes[BACKWARD, r].gives[self._mesh_of[k]] += num_bytes
                         self._take(k, BACKWARD, num_bytes)
+            for activation, layout in self.neighbours.carried(k).items():
+                before = next(
+                    r
+                    for r in range(k + 1, len(made))
+                    if self._mesh_of[r] == self._mesh_of[k] and activation in made[r]
+                )
+                num_bytes = local_bytes(layer.entering(activation), layout, self._sizes[k])
+                self.passes[BACKWARD, before].gives[self._mesh_of[k]] += num_bytes
+                self._take(k, BACKWARD, num_bytes)
 
     def add_rows(self, argument_names: Callable[[int], Sequence[str]]) -> None:
         """Add rows of the batch, which are there when the step begins."""

@@ -56,10 +56,10 @@ def _entering(
     """Yield the activations of other meshes: bytes of one micro-batch, and how each enters."""
     seen = set[Activation]()
     for k in range(stage.first_layer, stage.last_layer + 1):
-        layer, here = neighbours.layers[k], neighbours.coming(k)
-        entering = layer.arrival({})
+        layer = neighbours.layers[k]
+        entering = layer.arrival(neighbours.coming(k))
         for name, crossing in zip(layer.names.entering, layer.piece.entering, strict=True):
-            if name in entering and name not in here and name not in seen:
+            if name in entering and name not in seen and not neighbours.is_made_here(k, name):
                 seen.add(name)
                 yield name, (crossing.num_bytes, entering[name])
 

@@ -18,6 +18,7 @@ from meshwise.plan.stage import Remat
 from meshwise.program.layer_parts import LayerParts
 from meshwise.program.names import (
     Activation,
+    Cotangent,
     CotangentSum,
     CotangentTerm,
     LayerSpec,
@@ -198,7 +199,11 @@ def lowered_layers(
     for k, (layer, s) in enumerate(zip(planned, stage_of, strict=True)):
         mesh, platform = places[s]
         lowering = LayerLowering(
-            layer, choices[s].mesh, neighbours.coming(k), in_order=platform == "cpu"
+            layer,
+            choices[s].mesh,
+            neighbours.coming(k),
+            neighbours.carried(k),
+            in_order=platform == "cpu",
         )
         functions = _functions(
             lowering,
@@ -227,7 +232,7 @@ def programs_alone(
     """
     layer = planned_layer(made, decision, logical)
     platform = platform_of(mesh)
-    lowering = LayerLowering(layer, logical, {}, in_order=platform == "cpu")
+    lowering = LayerLowering(layer, logical, {}, {}, in_order=platform == "cpu")
     crossings = zip(layer.names.leaving, made.graph.leaving, strict=True)
     readers = {a: {number + 1: None} for a, c in crossings if c.cotangent >= 0}
     functions = _functions(lowering, set(layer.names.leaving), readers)
@@ -301,7 +306,7 @@ class _Specs:
 
     def __call__(self, name: Name) -> jax.ShapeDtypeStruct:
         match name.value:
-            case CotangentTerm(activation=activation):
+            case CotangentTerm(activation=activation) | Cotangent(activation=activation):
                 return self._step[activation]
             case MicrobatchIndex():
                 return jax.ShapeDtypeStruct((), np.int32)
