@@ -82,6 +82,11 @@ def with_numbers() -> Any:
     return counted, lambda key: {"inner": create(key), "count": 0, "decay": 0.9}, batch
 
 
+def with_a_short_batch() -> Any:
+    """As the last one of an epoch may be."""
+    return step, create, lambda n: {k: x[: 8 if n == 4 else ROWS] for k, x in batch(n).items()}
+
+
 # What is refused.
 
 
