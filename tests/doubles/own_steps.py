@@ -71,7 +71,27 @@ def with_static_parts() -> Any:
     return flax_step, create_state, batch
 
 
+def with_numbers() -> Any:
+    """A state with numbers of Python, whose types are weak."""
+
+    def counted(state: Any, batch: Any) -> Any:
+        inner, loss = step(state["inner"], batch)
+        inner["weights"] = [state["decay"] * w for w in inner["weights"]]
+        return {"inner": inner, "count": state["count"] + 1, "decay": state["decay"]}, loss
+
+    return counted, lambda key: {"inner": create(key), "count": 0, "decay": 0.9}, batch
+
+
+def with_a_short_batch() -> Any:
+    """As the last one of an epoch may be."""
+    return step, create, lambda n: {k: x[: 8 if n == 4 else ROWS] for k, x in batch(n).items()}
+
+
 # What is refused.
+
+
+def empty_leaf() -> Any:
+    return step, lambda key: {"weights": create(key), "unused": jnp.zeros((0, 4))}, batch
 
 
 def takes_more(size: int) -> Any:

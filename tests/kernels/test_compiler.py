@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from assignment.random_problems import random_problem
+from meshwise.assignment.reductions import reduction
+from meshwise.assignment.reductions.reduction import reduce_problem
 from meshwise.kernels.arrays import Floats
 from meshwise.kernels.compiler import every_kernel_compiled, kernel, light_kernel, part
 
@@ -62,6 +66,21 @@ def test_small_problems_compile_nothing_and_have_the_same_answers(tmp_path: Path
     assert by_python == compiled
     # Kept machine code is used at once; nothing more is compiled.
     assert _solved(tmp_path, "interpreted") == (compiled, kept)
+
+
+def test_small_problems_tell_what_large_ones_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is set aside counts as elements, so that there must be little of it."""
+    sizes: list[int] = []
+
+    def measured(*state: Any) -> Any:
+        sizes.append(sum(array.size for part in state for array in part))
+        return state[3]
+
+    monkeypatch.setattr(reduction, "_run", measured)
+    problem = random_problem(0)
+    reduce_problem(problem)
+    numbers = sum(map(len, problem.costs)) + sum(pair.cost.size for pair in problem.pairs)
+    assert sizes[0] < 10 * numbers
 
 
 @part

@@ -35,6 +35,8 @@ class Moments(NamedTuple):
             ["state['mlp']['b']", "state['mlp/~/linear_0']['w']"],
         ),
         ({"a/b": Moments(X, X)}, ["state['a/b'].mu", "state['a/b'].nu"]),
+        # As the members of a stack are named.
+        ({"w[0]": {"k[1]": X}}, ["state['w[0]']['k[1]']"]),
         (X, ["state"]),
     ],
 )  # fmt: skip

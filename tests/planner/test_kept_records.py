@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ def test_a_limit_of_time_keeps_nothing(folder: Path) -> None:
 
 _SCRIPT = """
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from meshwise.planner import kept_records
 kept_records.user_cache = lambda: Path(sys.argv[1])
@@ -188,3 +190,14 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
     ]
     outputs = [process.communicate(timeout=300)[0].decode() for process in processes]
     assert outputs == [planned(None, num_stages=2)] * 2
+
+
+def test_nothing_is_kept_where_libraries_do_not_say_their_versions(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(kept_records_file, "version", unknown)
+    assert with_records() == planned(None)
+    assert not list(folder.iterdir())

@@ -2,7 +2,8 @@
 
 Paths, by which pins name arguments, do not tell an attribute from a key.  What they leave open a
 plan keeps as pairs (path, the last key as Python writes it): the name of each argument, and each
-key that `default_key` would write otherwise, or that holds a separator.
+key that `default_key` would write otherwise, that holds a separator, or that looks like a member of
+a stack of layers.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ _MEMBER = re.compile(r"(.+?)((?:\[\d+\])+)")
 def default_key(key: str) -> str:
     """Return a key of a path as Python writes it, if it is an index or the key of a dict."""
     return f"[{key}]" if key.isdecimal() else f"[{key!r}]"
+
+
+def is_told(key: str, word: str) -> bool:
+    """Return whether a plan keeps how a key of a path is written: `spelled` would not know.
+
+    Args:
+        key: The key, as paths have it.
+        word: The key, as Python writes it.
+    """
+    return word != default_key(key) or "/" in key or _MEMBER.fullmatch(key) is not None
 
 
 def spelled(path: str, spelling: Mapping[str, str]) -> tuple[str, ...]:

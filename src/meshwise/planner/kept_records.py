@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from meshwise.inter.cost_table.layer_records import LayerRecords
@@ -22,8 +22,8 @@ def kept_records() -> Generator[LayerRecords]:
     """Yield records of layers that begin with what earlier plans found out.
 
     What becomes known is written at the end of the block, also if the plan fails.  Nothing is kept
-    if this user has no cache folder of their own to write, or if a source of Meshwise changed since
-    this process began.
+    if this user has no cache folder of their own to write, if a source of Meshwise changed since
+    this process began, or if libraries do not say their versions.
     """
     folder = own_folder((user_cache(),), RECORDS)
     computed_by = None if folder is None else _computed_by()
@@ -38,5 +38,8 @@ def kept_records() -> Generator[LayerRecords]:
 def _computed_by() -> str | None:
     """Return what costs follow from, to the last bit, besides what is planned; None if unknown."""
     sources = sources_digest(Path(__file__).parents[1])
-    libraries = [version(name) for name in ("numpy", "scipy", "highspy")]
+    try:
+        libraries = [version(name) for name in ("numpy", "scipy", "highspy")]
+    except PackageNotFoundError:  # as in one file with a whole program
+        return None
     return None if sources is None else repr((sources, libraries, compiled_for()))

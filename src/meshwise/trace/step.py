@@ -18,7 +18,7 @@ from meshwise.jax_compat.contexts import explicit, is_unbound_axis
 from meshwise.jax_compat.cudnn import is_missing_cudnn
 from meshwise.jax_compat.jaxprs import Aval, ClosedJaxpr
 from meshwise.jax_compat.source_lines import raising_line
-from meshwise.plan.spelling import default_key
+from meshwise.plan.spelling import is_told
 from meshwise.rules.kernel import ForeignRule
 from meshwise.rules.table import RULES
 from meshwise.trace.arange import with_batch_dims
@@ -388,8 +388,7 @@ def _spelling(given: Any, signature: StepSignature) -> tuple[tuple[str, str], ..
         for key in rest:
             simple = jax.tree_util.keystr((key,), simple=True)
             path, word = f"{path}/{simple}", jax.tree_util.keystr((key,))
-            # A key with separators is one word.
-            if word != default_key(simple) or "/" in simple:
+            if is_told(simple, word):
                 found[path] = word
     return tuple(found.items())
 

@@ -25,6 +25,7 @@ from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.runtime.job.job import current_job
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.system.writable import probe_writable
+from meshwise.trace.weak_types import weak_types, with_weak_types
 from meshwise.train.checksums import CHECKSUMS, damage_of, text_checksum
 from meshwise.train.history import History
 from meshwise.train.orbax_notes import set_notes_aside
@@ -261,7 +262,10 @@ class Checkpoints:
             # Its files are whole.  Orbax's processes wait for each other: what fails in one ends
             # the job, and the next start tries again.
             read()
-        return state[0], meta.history
+        # Files do not say which types are weak, and steps for others are other programs.
+        weak = [n for n, is_weak in enumerate(weak_types(jax.tree.leaves(like))) if is_weak]
+        leaves, tree = jax.tree.flatten(state[0])
+        return tree.unflatten(with_weak_types(leaves, weak)), meta.history
 
     def _meta(self, step: int) -> _Meta:
         """Read what a checkpoint says beside its arrays.

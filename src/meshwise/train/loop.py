@@ -28,6 +28,7 @@ from meshwise.runtime.job.job import Job, told_to_all
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.writable import probe_writable
+from meshwise.trace.step import abstract
 from meshwise.train.checkpoint import Checkpoints
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
@@ -115,6 +116,8 @@ class _Run:
         listener: Is told what happens.
         state: The state after the last step.
         follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
+        anew: Plans the step anew, for a batch of other shapes than the plan that was kept; None:
+            the step has a plan of this call, and makes others itself.
         losses: Training loss of each step.
         heldout: Pairs (steps done, held-out loss).
         step_times_s: Seconds of the steps of this call, without the one that was measured mesh by
@@ -132,6 +135,7 @@ class _Run:
     listener: Listener
     state: PyTree
     follow: Callable[[HeldoutLoss], HeldoutLoss] | None = None
+    anew: Callable[[], ParallelTrainStep] | None = None
     losses: list[float] = field(default_factory=list[float])
     heldout: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
     step_times_s: list[float] = field(default_factory=list[float])
@@ -180,6 +184,10 @@ class _Run:
 
     def _one_step(self, done: int, *, is_measured: bool) -> None:
         batch = self.training.batch(done)
+        shapes = jax.tree.leaves(self.training.shapes[1])
+        if self.anew is not None and [*map(abstract, jax.tree.leaves(batch))] != shapes:
+            self.step, self.anew = self.anew(), None
+            self._tell_newest()
         began = time.perf_counter()
         if is_measured:
             (self.state, result), self.timeline = self.step.measured(self.state, batch)
@@ -248,10 +256,14 @@ class _Run:
 
     def _tell_unsaved(self, step: int, error: CheckpointError) -> None:
         self.saving, self.unsaved = None, str(error)
+        self._tell_newest()
+        self.listener.on_unsaved(step, str(error))
+
+    def _tell_newest(self) -> None:
+        """Tell the step of the newest checkpoint, if there is one."""
         newest = self.checkpoints.newest_step
         if newest is not None:
             self.step.saved(self.checkpoints.path(newest))
-        self.listener.on_unsaved(step, str(error))
 
 
 def run_training(
@@ -287,16 +299,8 @@ def run_training(
     training = (text_training if options.step is None else own_training)(options)
     _check_folder(options.out)
     listener.on_start(options, training)
-    kept = kept_plan(options, job)
-    step = build(training.step, kept)
-    try:
-        plan = step.plan(*training.shapes)
-    except PlanError:
-        if kept is None:
-            raise
-        # It is of another program.
-        step = build(training.step, None)
-        plan = step.plan(*training.shapes)
+    step, kept = _planned(training, build, kept_plan(options, job))
+    plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
     state = step.init(training.create, training.seed, training.shapes[1])
     listener.on_plan(plan, state, plan_s)
@@ -324,6 +328,7 @@ def run_training(
             listener=listener,
             state=state,
             follow=None if follow is None else partial(follow, plan),
+            anew=None if kept is None else lambda: _planned(training, build, None)[0],
         )
         del state
         run.resume()
@@ -331,7 +336,7 @@ def run_training(
         run.train(should_stop)
         newest = checkpoints.newest_step
     summary = replace(
-        _summary(run, plan, step.fidelity(run.state, training.shapes[1])),
+        _summary(run, plan, run.step.fidelity(run.state, training.shapes[1])),
         first_step=first_step,
         checkpoint="" if newest is None else str(folder / str(newest)),
         plan_s=plan_s,
@@ -358,6 +363,21 @@ def run_training(
         else:
             listener.on_sample(sample)
     return summary
+
+
+def _planned(
+    training: Training, build: StepBuilder, kept: Plan | None
+) -> tuple[ParallelTrainStep, Plan | None]:
+    """Return the step with a plan, and the plan that was kept if it is that one."""
+    step = build(training.step, kept)
+    try:
+        step.plan(*training.shapes)
+    except PlanError:
+        if kept is None:
+            raise
+        # It is of another program.
+        return _planned(training, build, None)
+    return step, kept
 
 
 def _check_folder(out: Path) -> None:

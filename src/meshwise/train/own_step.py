@@ -129,6 +129,7 @@ def own_training(options: TrainOptions) -> Training:
         )
     _check_arrays(name, made.state)
     state, batch = made.shapes()
+    _check_sizes(name, state)
     _check_result(name, made.step, state, batch)
     tree = jax.tree.structure(state)
 
@@ -244,6 +245,21 @@ def _check_arrays(name: str, state: PyTree) -> None:
                 name,
                 f"state{jax.tree_util.keystr(path)} is only a shape; to train, give arrays, or a "
                 "function of a key that makes the state",
+            )
+
+
+def _check_sizes(name: str, state: PyTree) -> None:
+    """Check that checkpoints can hold a state.
+
+    Raises:
+        TraceError: a leaf has no element.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if not leaf.size:
+            raise _wrong(
+                name,
+                f"state{jax.tree_util.keystr(path)} of shape {leaf.shape} has no element, which "
+                "no checkpoint can hold; leave it out of the state",
             )
 
 

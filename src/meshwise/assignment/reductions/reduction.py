@@ -374,7 +374,7 @@ def _state(network: Network, cost: Floats, limit: int, stop: Flag | None) -> Red
         next_item=following,
     )
     buffers = ReductionBuffers(
-        matrices=network.matrices, usages=network.usage.copy(), log=np.empty(1 << 16, np.int32)
+        matrices=network.matrices, usages=network.usage.copy(), log=np.empty(1 << 8, np.int32)
     )
     work = ReductionWork(
         queue=np.zeros(count + 1, np.int64),
