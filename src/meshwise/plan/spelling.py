@@ -1,8 +1,8 @@
 """Paths of arguments as the user writes them: `0/params/emb` is `state.params['emb']`.
 
-Paths, by which pins name arguments, do not tell an attribute from a key.  What they leave open a
-plan keeps as pairs (path, the last key as Python writes it): the name of each argument, and each
-key that `default_key` would write otherwise, or that holds a separator.
+Pins name arguments by their paths, which do not tell an attribute from a key.  So a plan keeps
+pairs (path, its last key as Python writes it).  There is a pair for the name of each argument, for
+each key that `default_key` would write otherwise, and for each key that holds a "/".
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def spelled(path: str, spelling: Mapping[str, str]) -> tuple[str, ...]:
 
     Args:
         path: The path of an argument, or of a part of one.
-        spelling: What a plan keeps; empty in files that did not say it: then the path is returned
-            with its separators, as ("0/", "params/", "emb").
+        spelling: What a plan keeps.  It is empty in older files: then the path is returned with
+            its separators, as ("0/", "params/", "emb").
     """
     member = _MEMBER.fullmatch(path)
     if member is not None and path not in spelling:
