@@ -1,4 +1,4 @@
-"""Calls under `jax.transfer_guard`: transfers of the plan may run, of NumPy arrays not."""
+"""Calls under `jax.transfer_guard`: a plan may make its transfers, NumPy arrays are refused."""
 
 from __future__ import annotations
 
