@@ -1,4 +1,4 @@
-"""Calls under `jax.transfer_guard`: what a plan moves is asked for, arrays of the host are not."""
+"""Calls under `jax.transfer_guard`: a plan may make its transfers, NumPy arrays are refused."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_transfers(binding: Binding, call: Call, name: str, *, has_stages: bool
         has_stages: Whether the step passes tensors between meshes.
 
     Raises:
-        CallError: an argument is in the memory of the host, and may not leave it unasked.
-        PlanError: a step with stages may not transfer anything.
+        CallError: an argument is in the memory of the host, and the guard forbids to move it.
+        PlanError: the step has stages, and the guard forbids the transfers of its plan too.
     """
     guards = transfer_guards()
     if has_stages and _EXPLICIT in guards:
@@ -35,7 +35,7 @@ def check_transfers(binding: Binding, call: Call, name: str, *, has_stages: bool
     if guards[0] not in ("disallow", _EXPLICIT):
         return
     for label, leaf in argument_leaves(binding, call):
-        # What `jax.ShapeDtypeStruct` is a base of are rows that a loader was asked for.
+        # Subclasses of `jax.ShapeDtypeStruct` stand for rows that a loader was asked for.
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
             raise CallError(
                 f"{label} of {name} is in the memory of the host ({type(leaf).__name__}), and "

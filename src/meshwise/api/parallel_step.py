@@ -152,7 +152,7 @@ class ParallelStep(PlannedStep):
         raise AttributeError(f"{text}: {_OF_JIT[name]}" if name in _OF_JIT else text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Say what a copy is made of: as of a function of `jax.jit`, not of what was planned."""
+        """Say what a copy or a pickle holds: the function and the options, not its plans."""
         owner, name = getattr(self._fun, "__self__", None), self._options.name
         if owner is not None and getattr(owner, name, None) is self:
             return getattr, (owner, name)
@@ -317,8 +317,8 @@ class ParallelStep(PlannedStep):
 
         Args:
             *args: As for `plan`.
-            rivals: Whether it shows data parallelism, ZeRO and Megatron beside the plan, with the
-                same costs; each is planned for it.
+            rivals: Whether the page shows data parallelism, ZeRO and Megatron beside the plan; each
+                of them is planned first, with the same costs.
             **kwargs: As for `plan`.
 
         Raises:

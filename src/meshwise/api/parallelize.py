@@ -148,7 +148,7 @@ def parallelize(
 
 
 def _given(cluster: ClusterSpec) -> ClusterSpec:
-    """Return a cluster: a function that can be pickled, for `partial`."""
+    """Return a cluster: under `partial` this can be pickled, as a lambda cannot."""
     return cluster
 
 

@@ -12,9 +12,10 @@ from meshwise.jax_compat.contexts import explicit_mesh
 
 
 def on_users_mesh(results: Sequence[jax.Array]) -> Sequence[jax.Array]:
-    """Return results, those that are whole on every device as arrays of the mesh that is set.
+    """Return results, in which those that are whole on every device have the mesh that is set.
 
-    A number of a stage, as the loss, is copied to all devices; other results stay where they are.
+    A scalar on the devices of one stage, as the loss, is copied to all devices.  Other results are
+    returned as they are.
 
     Args:
         results: Results of a step.

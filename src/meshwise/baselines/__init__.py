@@ -3,5 +3,5 @@
 `methods.plan_baseline` plans one mesh by name, `search` is the search over logical meshes, and
 `restrictions` says what each method takes away from the planner's space. `pipelines/` has layers
 and stages that methods plan; baselines that decide pipelines stand in `trainers/`, and in
-`evaluation/baselines`, outside the package. `rival_method` is what is shown of one beside a plan.
+`evaluation/baselines`, outside the package. `rival_method` has what a page shows of another method.
 """

@@ -20,7 +20,7 @@ _BYTES = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**
 batch_option = click.option(
     "--batch",
     type=click.IntRange(1),
-    help="Rows of the batch of --model, 1024 by default; the batch of a --step says its own.",
+    help="Rows of the batch of a --model, 1024 by default; a --step has a batch of its own.",
 )
 dtype_option = click.option(
     "--dtype", default="float16", show_default=True, help="Data type of the products of --model."

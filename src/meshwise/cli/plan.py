@@ -66,9 +66,9 @@ Examples:
       The options with which Megatron-LM is fastest there, and how far that is from a free plan.
 \b
   meshwise plan --step my_module:make --cluster cluster.toml --json
-      A step of your own: `make()` returns `(train_step, state, batch)`, where state and batch
-      are arrays or jax.ShapeDtypeStructs and the batch is the first dim of each leaf of `batch`;
-      or functions that make them, as `meshwise train --step` takes them. Also as file.py:make.
+      A step of your own: `make()` returns `(train_step, state, batch)`. State and batch are arrays
+      or jax.ShapeDtypeStructs, or the functions that `meshwise train --step` takes; the rows of
+      the batch are the first dim of each of its leaves. file.py:make names a file.
 \b
   meshwise plan --model gpt-2.6b --cluster "2x dgx-a100" --pin stages=0-31,32-63 --pin mesh.0=2x4 \\
       --pin remat=full --pin microbatches=16 --pin "0/**/up/kernel=P(-, x)"
@@ -178,7 +178,7 @@ Examples:
     "with_rivals",
     is_flag=True,
     help="With --html: price data parallelism, ZeRO and Megatron-LM's grid too, and show them "
-    "beside the plan. May take longer than the plan.",
+    "beside the plan. May take longer than finding the plan.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
@@ -310,7 +310,7 @@ def _check_trainer(trainer: str | None, cluster: ClusterSpec, *, is_free: bool) 
 def _check_rivals(
     is_asked: bool, html_file: Path | None, cluster: ClusterSpec, *, is_measured: bool
 ) -> None:
-    """Refuse what rivals do not go with.
+    """Refuse --rivals with options that exclude it.
 
     Raises:
         click.UsageError: there is no page, the plan is measured, or hosts differ.
@@ -321,7 +321,7 @@ def _check_rivals(
         raise click.UsageError("--rivals goes with --html, whose page shows them")
     if is_measured:
         raise click.UsageError(
-            "--rivals have the costs of the model: leave --measure out, or --rivals"
+            "--rivals are priced by formulas, and --measure by what was measured: leave one out"
         )
     if cluster.is_mixed:
         raise click.UsageError(

@@ -73,10 +73,10 @@ Examples:
       As many micro-batches as a plan within 20 MiB a device needs; the plan also as JSON.
 \b
   meshwise train --step my_module:make --stages 2 --html plan.html
-      A step of your own, in all that is above. `make()` returns `(step, state, batch)`:
-      `step(state, batch)` returns the new state and the loss, or {"loss": loss, ...};
+      A step of your own, with all of the above but --model. `make()` returns `(step, state,
+      batch)`: `step(state, batch)` returns the new state and the loss, or {"loss": loss, ...};
       `state(key)` makes the first state, or `state` is its arrays; `batch(number)` returns the
-      whole batch of a step, counted from 0, so that a run that is resumed goes on with the same.
+      whole batch of step `number`, counted from 0: a resumed run goes on with the next one.
 \b
   meshwise calibrate --out profile.json && meshwise train --fresh --cluster profile.json
       Plan with the speed of this machine in place of built-in numbers.
@@ -86,7 +86,7 @@ Examples:
 """
 
 
-# Options that say nothing of a step of the user's own.
+# Options of the built-in models, refused with a step of the user's own.
 _OF_MODELS = ("text", "model", "seq", "batch", "lr", "dropout", "eval_every")
 # Of a user, of a scheduler that takes the machine away, and of one that says so beforehand.
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -66,11 +66,11 @@ class MeshAxis:
 
     Attributes:
         name: The name.
-        size: Its devices.
-        latency_s: Of a link to the next device.
+        size: Number of its devices.
+        latency_s: Seconds of latency of a link to the next device.
         link_bytes_per_s: Bandwidth of such a link in a ring.
-        exchange_bytes_per_s: The same in an all-to-all, where it is less; 0 where it is not.  A
-            ring leaves a host once; in an all-to-all all its devices there send to other hosts.
+        exchange_bytes_per_s: Its bandwidth in an all-to-all, if that is less, else 0.  In a ring
+            one device of a host sends to another host, in an all-to-all all of them do.
     """
 
     name: str

@@ -90,8 +90,8 @@ def _axis(
     """Return one axis; groups that leave a host share what the block reaches of its NICs.
 
     A group in ring order leaves a host once, so the share is one over the number of groups
-    that have members both in the host and outside.  In an all-to-all its m members there send to
-    n - m others, where one neighbour in a ring sends n - 1 blocks.
+    that have members both in the host and outside.  In an all-to-all, each of the m members in a
+    host sends to n - m others through it; in a ring one member sends n - 1 blocks.
     """
     size, stride = shape[axis], math.prod(shape[axis + 1 :])
     leaving, together = _leaving(math.prod(shape), size, stride, devices_per_host)
@@ -113,9 +113,9 @@ def _axis(
 
 @functools.lru_cache(maxsize=65536)
 def _leaving(count: int, size: int, stride: int, devices_per_host: int) -> tuple[int, int]:
-    """Return groups of an axis that leave one host: of the host that most of them leave.
+    """Return how many groups of an axis leave a host, and the most members of one in a host.
 
-    With it the most members of such a group in one host; 0 if none leaves.
+    The first number is of the host that most groups leave; both are 0 if none leaves.
 
     Args:
         count: Devices in all.

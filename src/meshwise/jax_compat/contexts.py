@@ -54,7 +54,7 @@ def users_mesh() -> sharding.AbstractMesh:
 
 
 def explicit_mesh() -> sharding.Mesh | None:
-    """Return the mesh that a user has set if its axes belong to types; None without one."""
+    """Return the mesh that a user has set if not all of its axes are Auto; None otherwise."""
     if users_mesh().empty:
         return None
     mesh = get_concrete_mesh()
@@ -106,7 +106,7 @@ def transfer_guards() -> tuple[str | None, str | None]:
 def own_context() -> Iterator[None]:
     """Free what runs inside from the mesh that a user has set, and compile it in any case.
 
-    What it transfers is asked for, by a plan: `jax.transfer_guard("disallow")` lets it pass.
+    Its transfers are those of a plan, so `jax.transfer_guard("disallow")` lets them pass.
 
     Returns:
         A context manager.

@@ -23,7 +23,7 @@ def _on_one_device(is_backward: bool) -> Primitive:
         if is_backward
         else cudnn._dot_product_attention_fwd_p_wrapper
     )
-    # Programs of micro-batches keep it: the rule that its name has is that of JAX's.
+    # It has the name of JAX's primitive, so the rule of that name holds in micro-batches too.
     made = Primitive(wrapper.name)
     made.multiple_results = True
     if is_backward:

@@ -64,8 +64,8 @@ class PlanRecord:
         replicated: What runs whole on every device.
         parameters: Number in the call, static arguments counted, and name (may be empty) of each
             positional argument; paths of arguments begin with these numbers.
-        spelling: How the user writes paths of arguments where they do not say it themselves, see
-            `plan.spelling`; empty in files that did not say it.
+        spelling: How the user writes arguments, where their paths do not show it, see
+            `plan.spelling`; empty in older files.
         peak_parts: What fills a device of one program when it holds most, largest first.
         rivals: What other choices would cost, if it was asked.
         memory_price: What more memory would save, if it was asked.

@@ -1,9 +1,9 @@
 """Paths of arguments as the user writes them: `0/params/emb` is `state.params['emb']`.
 
-Paths, by which pins name arguments, do not tell an attribute from a key.  What they leave open a
-plan keeps as pairs (path, the last key as Python writes it): the name of each argument, and each
-key that `default_key` would write otherwise, that holds a separator, or that looks like a member of
-a stack of layers.
+Pins name arguments by their paths, which do not tell an attribute from a key.  So a plan keeps
+pairs (path, its last key as Python writes it).  There is a pair for the name of each argument, and
+for each key that `default_key` would write otherwise, that holds a "/", or that looks like a member
+of a stack of layers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def spelled(path: str, spelling: Mapping[str, str]) -> tuple[str, ...]:
 
     Args:
         path: The path of an argument, or of a part of one.
-        spelling: What a plan keeps; empty in files that did not say it: then the path is returned
-            with its separators, as ("0/", "params/", "emb").
+        spelling: What a plan keeps.  It is empty in older files: then the path is returned with
+            its separators, as ("0/", "params/", "emb").
     """
     member = _MEMBER.fullmatch(path)
     if member is not None and path not in spelling:

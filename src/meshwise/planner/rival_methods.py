@@ -34,7 +34,7 @@ from meshwise.trainers.trainer import PointSpace
 
 Report = Callable[[str], object]
 
-# Of meshes that are tried besides that of one axis.
+# Number of axes of the meshes that are tried besides the one with one axis.
 _TWO_AXES = 2
 
 

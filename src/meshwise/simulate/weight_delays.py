@@ -15,7 +15,7 @@ from meshwise.simulate.stage_run import simulate_stages
 
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
-# With dozens of stages each look is a simulation of seconds.
+# Longer delays to try without a gain: with dozens of stages each try is seconds of simulation.
 _PATIENCE = 6
 
 
@@ -26,8 +26,8 @@ def asked_delays(
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
-    those with which it is shortest.  Longer delays than fit into memory are not looked at, nor
-    those after `_PATIENCE` that brought nothing.
+    those with which it is shortest.  Delays that do not fit into memory are not tried, and no more
+    are tried after `_PATIENCE` in a row without a gain.
 
     Args:
         schedule: The schedule that is asked for; one that does not delay weights gives no delays.

@@ -20,7 +20,7 @@ _BY_ROW = "stops_by_row"  # a parameter beside those of JAX
 
 
 def stops_by_row(params: Mapping[str, Any]) -> bool:
-    """Return whether further trips of a `while` change no row that is done, so rows may part.
+    """Return whether more trips of a `while` change no row that is done: each may stop by itself.
 
     Args:
         params: What `with_one_predicate` returns.

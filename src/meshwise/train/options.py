@@ -35,9 +35,10 @@ class TrainOptions:
     Attributes:
         out: Folder of the run: checkpoints and the summary.
         text: File or folder to learn from; None for the standard library of this Python.
-        step: A function that makes a step of the user's own, as "my_module:make"; None: a model by
-            its name is trained.  Then `text`, `model`, `seq`, `batch`, `learning_rate`,
-            `warmup_steps`, `dropout`, `eval_every` and `eval_batches` say nothing.
+        step: A function that makes a step of the user's own, as "my_module:make"; None to train
+            the model that `model` names.  With a step of the user's own, `text`, `model`, `seq`,
+            `batch`, `learning_rate`, `warmup_steps`, `dropout`, `eval_every` and `eval_batches`
+            have no effect.
         model: One of `TRAINED_MODELS`, on bytes.
         seq: Bytes in one training sequence.
         batch: Sequences in one step, over all devices and micro-batches.

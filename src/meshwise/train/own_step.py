@@ -4,7 +4,7 @@
 - `state` is a function that makes the first state from a key, or its arrays.
 - `batch` is a function that returns the whole batch of a step by its number, counted from 0.
 
-Where nothing is trained, shapes of the state and of a batch do, too.
+To plan without training, shapes of the state and of a batch are enough.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def own_training(options: TrainOptions) -> Training:
         raise _wrong(
             name,
             "its batch must be a function of the number of the step, so that a run that is resumed "
-            f"goes on with the same batches, and is {type(made.batch).__name__}; for one batch "
-            "again and again: lambda number: batch",
+            f"goes on with the same batches, and is {type(made.batch).__name__}; to train on one "
+            "batch only, return lambda number: batch",
         )
     _check_arrays(name, made.state)
     state, batch = made.shapes()

@@ -25,9 +25,9 @@ class Training:
         seed: The argument of `create`: a key, or the state itself.
         batch: Returns the whole batch of a step by its number, counted from 0.
         loss: Returns the loss in the result of a step, a scalar.
-        shapes: Of the state and of a batch.
+        shapes: Shapes of the state and of a batch.
         num_units: How many units one step learns from.
-        unit: Of the rate that is shown, as "tokens".
+        unit: Name of these units in the rate that is shown, as "tokens".
         identity: What must not change when the run is resumed.
         corpus: The text of the built-in models, of which a part is held out; None for a step of
             the user's own.

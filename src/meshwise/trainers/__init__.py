@@ -2,6 +2,6 @@
 
 `best_point.best_point` searches the points of a `trainer.PointSpace`: those of a `trainer.Trainer`
 (`registry.TRAINERS` has these by name), or of a method of one mesh (`one_mesh.ONE_MESH`).  `answer`
-writes what was found of a trainer as text and as JSON.  The costs are those of the planner; each is
-a smaller space of plans.
+writes what was found of a trainer as text and as JSON.  The costs are those of the planner; a
+trainer or a method is a smaller space of plans.
 """

@@ -1,4 +1,4 @@
-"""Methods of one mesh as spaces of points: all devices split the rows, stages there are none."""
+"""Methods of one mesh as spaces of points: all devices split the rows, and there is one stage."""
 
 from __future__ import annotations
 

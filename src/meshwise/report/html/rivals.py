@@ -21,8 +21,8 @@ def rivals_section(plan: Plan, rivals: Sequence[RivalMethod]) -> str:
     faster = ""
     if any((rival.step_time_s or math.inf) < plan.simulated_s for rival in rivals):
         faster = (
-            " One that is faster has what the plan was not allowed, as fewer stages, or does what "
-            "the search does not try, as stages of three axes."
+            " One that is faster does what the plan was not allowed to, for example fewer stages, "
+            "or what the search does not try, for example meshes of three axes."
         )
     return (
         "<h2>Beside other methods</h2><p>The fastest of each that fits, with the same costs, "

@@ -43,8 +43,8 @@ def pallas_rule(eqn: Equation) -> LoopRule:
     loops = LoopList()
     for loop in found:
         kind = SUM if loop.is_shared else PARALLEL
-        # A micro-batch has every so many blocks, in their order.  It has no result of its own that
-        # all blocks share, beside those that follow the loop.
+        # A micro-batch takes blocks at equal distances, in their order.  That fails where blocks
+        # form groups, and where all blocks share a result: a micro-batch has none of its own.
         block = loop.group > 1 or loop.is_shared
         outer, inner = (loops.add(size, kind, block=block) for size in _sizes(loop))
         for of_block, dim in zip(dims, loop.dims, strict=True):

@@ -196,7 +196,7 @@ class Joining:
         given = tuple(inputs.values())
         shardings = tuple(map(sharding, inputs))
         made = tuple(map(sharding, outputs))
-        # What a loop or a branch in it asks of layouts is for another mesh: flat programs drop it.
+        # Constraints in its loops and branches are for another mesh; a flat program drops them.
         program = flatten(traced(run, given))
         lowered = jax.jit(
             lambda *operands: run_program(program, operands),

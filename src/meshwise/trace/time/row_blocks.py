@@ -1,8 +1,9 @@
 """Blocks of rows one behind the other: joined, taken apart, padded.
 
-A model that sees chosen and rejected rows, or real and made ones, together joins them along the
-batch dim and parts them again.  The dim falls into equal parts with rows of every micro-batch
-(`TimeState.parts`); where such parts meet, those of a micro-batch do.
+Some models join two blocks of rows along the batch dim and take them apart again, as chosen and
+rejected rows, or real and generated ones.  The joined dim has equal parts, and each part has rows
+of every micro-batch (`TimeState.parts`).  An equation that cuts or joins only at the edges of parts
+does the same to the rows of one micro-batch.
 """
 
 from __future__ import annotations

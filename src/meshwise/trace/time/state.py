@@ -15,7 +15,7 @@ PARTIAL = "partial"  # a term; the value is the reduction over the micro-batches
 LOCAL = "local"  # a statistic of the micro-batch alone; the value is the mean over micro-batches
 AFTER = "after"  # known only after the loop
 
-# A choice that is no loop, no linear group and not `NONE`: see `row_blocks`.
+# The choice of an equation that joins or cuts blocks of rows (`row_blocks`): it follows no loop.
 BLOCKS = 1 << 30
 
 BEFORE_LOOP = "before"
@@ -31,10 +31,10 @@ class TimeState:
         kind: One of the five above.
         dim: The split dim.
         monoid: The reduction of a partial value.
-        parts: How many equal parts of the split dim each hold rows of every micro-batch: as many as
-            `Batch.groups` in an argument, times what is major to the batch in that dim.  `vmap` of
-            a grouped convolution over its kernel makes output channels of (group, row, channel);
-            two blocks of rows one behind the other have twice as many.
+        parts: Number of equal parts of the split dim, each with rows of every micro-batch.  In an
+            argument it is `Batch.groups`.  What is major to the batch in that dim multiplies it:
+            `vmap` of a grouped convolution over its kernel makes output channels of (group, row,
+            channel).  Two blocks of rows one behind the other double it.
     """
 
     kind: str
@@ -150,7 +150,7 @@ class Crossed:
         late: Inputs that are known only after all micro-batches.
         local: Inputs that are statistics of each micro-batch alone.
         local_results: Results that must be so.
-        parts: Of inputs that hold rows in other parts of a dim than arguments do, how many.
+        parts: `TimeState.parts` of inputs that hold rows; `Batch.groups` for those left out.
     """
 
     streamed: frozenset[int] = frozenset()
