@@ -121,6 +121,7 @@ def test_on_one_mesh_they_are_the_plans_of_the_methods() -> None:
         # On two axes a method may be faster than on one, on which `mw.DataParallel()` has it.
         assert -0.05 <= float(more) <= 100 * (plan.step_time_s / mine.step_time_s - 1) + 0.05
     assert "mesh 2x2" in page
+    assert "ZeRO-3 gathers parameters for each pass; beside a plan with stages" in page
     assert ">Megatron<" in page
     alone = mw.parallelize(step, cluster=cluster).page(STATE, BATCH)
     assert "Beside other methods" not in alone
