@@ -15,10 +15,13 @@ import meshwise as mw
 from meshwise.baselines.rival_method import RivalMethod
 from meshwise.errors import PlanError
 from meshwise.planner.pipeline import plan_pipeline, search_options
-from meshwise.planner.rival_methods import rivals_of_pipeline
+from meshwise.planner.rival_methods import rivals_of, rivals_of_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.step import plan_call
+from meshwise.planner.step_call import StepCall
 from meshwise.planner.trainer_plan import in_blocks
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
@@ -118,9 +121,27 @@ def test_on_one_mesh_they_are_the_plans_of_the_methods() -> None:
         # On two axes a method may be faster than on one, on which `mw.DataParallel()` has it.
         assert -0.05 <= float(more) <= 100 * (plan.step_time_s / mine.step_time_s - 1) + 0.05
     assert "mesh 2x2" in page
+    assert "ZeRO-3 gathers parameters for each pass; beside a plan with stages" in page
     assert ">Megatron<" in page
     alone = mw.parallelize(step, cluster=cluster).page(STATE, BATCH)
     assert "Beside other methods" not in alone
+
+
+def test_both_pages_say_the_same_of_data_parallel_and_zero_2_across_hosts() -> None:
+    request = replace(
+        REQUEST, cluster=mw.Cluster.virtual("2x p3.16xlarge"), num_microbatches=(1,), num_stages=1
+    )
+    weights = [jax.ShapeDtypeStruct((1024, 1024), "float32")] * 4
+    args = ((weights, weights), jax.ShapeDtypeStruct((512, 1024), "float32"))
+    layered = plan_pipeline(step, args, {}, SIGNATURE, request)
+    call = StepCall(fun=step, args=args, kwargs={}, signature=SIGNATURE)
+    asked = PlanRequest(method=mw.Auto(), cluster=lambda: request.cluster)
+    on_one = by_name(rivals_of(plan_call(call, asked), call, asked))
+    for name, rival in by_name(rivals_of_pipeline(layered, request)).items():
+        if name in NAMES[:2]:
+            assert rival.step_time_s == pytest.approx(on_one[name].step_time_s, rel=0.03)
+            assert rival.how.startswith("mesh 2x8, ")
+            assert on_one[name].how.startswith("mesh 2x8, ")
 
 
 def test_a_replayed_plan_has_no_rivals() -> None:

@@ -158,7 +158,7 @@ def test_paths_are_equal_in_every_call():
     assert first == again
 
 
-def ring_s(kind, axes, num_bytes, mesh, forbid):
+def ring_s(kind, axes, num_bytes, mesh):
     """docs/facts.md section 1 written a second time: axis after axis, or one ring."""
 
     def one(n, latency_s, bandwidth, size):
@@ -175,7 +175,7 @@ def ring_s(kind, axes, num_bytes, mesh, forbid):
     group = sorted((mesh.axes[a] for a in axes), key=lambda a: -a.link_bytes_per_s)
     n = math.prod(a.size for a in group)
     flat = one(n, max(a.latency_s for a in group), group[-1].link_bytes_per_s, num_bytes)
-    if kind == "permute" or len(group) == 1 or "all-gather" in forbid:
+    if kind == "permute" or len(group) == 1:
         return flat
     by_axis, left = 0.0, float(num_bytes)
     for axis in group:
@@ -198,7 +198,7 @@ def brute_force(shape, itemsize, source, mesh, forbid):
             others = [a for dim in layout.dims for a in dim if a not in move.axes]
             whole = math.prod(shape) * itemsize / math.prod(mesh.sizes[a] for a in others)
             free = move.kind in ("slice", "mask")
-            price = 0.0 if free else ring_s(move.kind, move.axes, whole, mesh, forbid)
+            price = 0.0 if free else ring_s(move.kind, move.axes, whole, mesh)
             tick += 1
             heapq.heappush(queue, (cost + price, tick, move.layout))
     return best

@@ -146,9 +146,6 @@ def _edge_terms(problem: _Problem) -> tuple[NDArray[np.float64], NDArray[np.floa
             latency_s[0, i] = 0.0
             continue
         terms = collective_terms(move.kind, tuple(problem.mesh.axes[a] for a in move.axes))
-        if "all-gather" in forbid:
-            # The second way goes axis by axis: there an all-reduce scatters and gathers.
-            terms = terms[:1]
         for way, term in enumerate(terms):
             latency_s[way, i], seconds_per_byte[way, i] = term
     return latency_s, seconds_per_byte
@@ -205,8 +202,8 @@ def cost_matrix(
         srcs: Layouts to start from.
         dsts: Layouts to reach.
         mesh: The logical mesh.
-        forbid: Kinds of collectives that may not be used; without all-gather or reduce-scatter
-            a collective over several axes is one ring, because going axis by axis is made of them.
+        forbid: Kinds of collectives that may not be used; how one of another kind goes over several
+            axes is left to it.
 
     Returns:
         Shape (len(srcs), len(dsts)); inf where no path exists.

@@ -26,8 +26,9 @@ def rivals_section(plan: Plan, rivals: Sequence[RivalMethod]) -> str:
         )
     return (
         "<h2>Beside other methods</h2><p>The fastest of each that fits, with the same costs, "
-        "cluster, memory, numbers of micro-batches and rematerialisation to choose from. All "
-        f"numbers are predictions.{faster}</p>"
+        "cluster, memory, numbers of micro-batches and rematerialisation to choose from. ZeRO-3 "
+        "gathers parameters for each pass; beside a plan with stages, even one, it may also gather "
+        f"them once a step and keep them. All numbers are predictions.{faster}</p>"
         + html_table(("", "step", "over the plan", "a device"), rows, "wrrr")
     )
 
