@@ -11,9 +11,10 @@ pytestmark = pytest.mark.usefixtures("compiled_kernels")
 
 # In a process of its own: kernels that other tests have called would count as compiled.
 SCRIPT = """
-import importlib, inspect, pkgutil
+import importlib, pkgutil
 import meshwise.assignment as solver
 from assignment.problems import random_instance
+from doubles.kernels import compiled
 from meshwise.assignment.instance_solver import solve_instance
 from meshwise.assignment.kernel_set import KERNELS
 from meshwise.assignment.options import SolverOptions
@@ -21,11 +22,6 @@ from meshwise.assignment.options import SolverOptions
 WHOLE = SolverOptions(small_columns=0)
 modules = [importlib.import_module(m.name)
            for m in pkgutil.walk_packages(solver.__path__, f"{solver.__name__}.")]
-# Python runs a light kernel while it is small, and holds the compiled one for later.
-def compiled(value):
-    held = inspect.getclosurevars(value).nonlocals if inspect.isfunction(value) else {}
-    return held.get("compiled", value)
-
 found = {f"{m.__name__}.{name}": compiled(value)
          for m in modules for name, value in vars(m).items()}
 kernels = {name: value for name, value in found.items() if hasattr(value, "nopython_signatures")}

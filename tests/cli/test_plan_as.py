@@ -82,4 +82,4 @@ def test_where_rivals_are_not_priced() -> None:
     page = ("--rivals", "--html", "plan.html")
     mixed = run(*page, "--cluster", "1x p3.8xlarge + 1x dgx-a100")
     assert "all hosts must be equal" in mixed.output
-    assert "leave --measure out" in run(*page, "--measure").output
+    assert "leave one out" in run(*page, "--measure").output

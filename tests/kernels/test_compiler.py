@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from assignment.random_problems import random_problem
+from doubles.kernels import compiled
 from meshwise.assignment.reductions import reduction
 from meshwise.assignment.reductions.reduction import reduce_problem
 from meshwise.kernels.arrays import Floats
@@ -89,7 +89,7 @@ def _twice(values: Floats) -> float:
 
 
 def _is_compiled(function: Any) -> bool:
-    return bool(inspect.getclosurevars(function).nonlocals["compiled"].signatures)
+    return bool(compiled(function).signatures)
 
 
 def test_large_arrays_are_for_machine_code() -> None:

@@ -177,14 +177,14 @@ def test_a_limit_that_ends_before_kernels_are_compiled_leaves_a_first_solution(
 
 
 _CALL = """
-import inspect, os, pathlib, sys
+import os, pathlib, sys
 sys.path[:0] = {path!r}
+from doubles.kernels import compiled
 from meshwise.assignment.reductions import reduction
 from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance_solver import solve_instance
 answer = solve_instance(read_instance(pathlib.Path({file!r})), time_limit_s=2)
-compiled = inspect.getclosurevars(reduction._run).nonlocals["compiled"]
-print(answer.status, len(compiled.nopython_signatures))
+print(answer.status, len(compiled(reduction._run).nopython_signatures))
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:

@@ -126,8 +126,8 @@ class TrainView:
             f"{len(devices)} x {devices[0].device_kind} devices; {training.amount} a step, "
             f"micro-batches: {options.num_microbatches}, method: {options.method}"
         )
-        once = "" if has_kernels() else "; kernels that it needs are compiled too, once, in a minute at most"
-        self.note(f"planning{once}")
+        once = "; kernels that it needs are compiled too, once, in a minute at most"
+        self.note(f"planning{'' if has_kernels() else once}")
 
     def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
         """Show the plan as tables."""
