@@ -73,6 +73,7 @@ def test_what_is_asked_for_is_paid_for() -> None:
     assert Plan.from_json(asked.to_json()) == asked
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_no_more_than_needed_leaves_the_devices() -> None:
     with pytest.raises(InfeasibleError):
         planned(False, LIMIT)

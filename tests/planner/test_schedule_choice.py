@@ -63,7 +63,7 @@ def test_the_fastest_of_all_by_simulation_is_taken() -> None:
     ("cluster", "changes"),
     [
         ("1x p3.8xlarge", {}),
-        ("2x p3.2xlarge", {"num_microbatches": (2, 4)}),
+        pytest.param("2x p3.2xlarge", {"num_microbatches": (2, 4)}, marks=pytest.mark.slow),
         pytest.param("2x p3.2xlarge", {"num_microbatches": None}, marks=pytest.mark.slow),
         ("4x p3.2xlarge", {"num_stages": 4}),
         pytest.param("2x p3.8xlarge", {"num_microbatches": None}, marks=pytest.mark.slow),

@@ -164,7 +164,7 @@ def shared_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shared_costs")
-@property_settings(8)
+@property_settings(5)
 @given(cases(("equal", "few rows"), (PAIR,), (None, 2), ((2, 4), (4,), (8,))))
 def test_pipelines_fit_or_are_refused(case: Case) -> None:
     check(case)

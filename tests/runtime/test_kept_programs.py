@@ -100,6 +100,7 @@ def test_the_second_start_of_a_pipeline_compiles_nothing(tmp_path: Path) -> None
     assert first["least_s"] == 1.0
 
 
+@pytest.mark.slow
 def test_jax_decides_whether_and_where(tmp_path: Path) -> None:
     none = started(tmp_path / "none", JAX_ENABLE_COMPILATION_CACHE="false")
     assert not kept(tmp_path / "none")
