@@ -27,6 +27,11 @@ _LINK = re.compile(r"(?<=\]\()[^)\s#:]+(?=[)#])")
 _LANGUAGES = {".py": "python", ".sh": "sh", ".toml": "toml", ".json": "json"}
 
 
+# The beginnings of paths of pages that teach, and of those that record.
+_TEACHES = ("start", "concepts", "howto", "tutorials/", "errors", "glossary", "limits")
+_RECORDS = ("repository/", "measurements/", "paper/", "decisions/", "alpacomm/")
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each file outside of `docs/` to which a page leads.
 
@@ -50,7 +55,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead links to files of the repository to their pages of the site.
+    """Lead links to files of the repository to their pages of the site, and rank the page.
+
+    In a search pages that teach come before those that record.
 
     Args:
         markdown: The text of the page.
@@ -63,6 +70,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """
     del config, files
     uri = page.file.src_uri
+    records = uri.startswith(_RECORDS)
+    page.meta["search"] = {"boost": 0.2 if records else 4.0 if uri.startswith(_TEACHES) else 1.0}
     here = posixpath.dirname(uri)
     folder = _folder(uri)
 
