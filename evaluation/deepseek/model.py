@@ -23,7 +23,7 @@ from jax import lax
 
 from evaluation.steps import BFLOAT16
 from meshwise.jax_compat.jaxprs import PyTree
-from meshwise.models.expert_llama import ExpertLlamaConfig
+from meshwise.models.expert_llama import ExpertLlamaConfig, router
 from meshwise.models.llama import (
     INIT_STDDEV,
     Llama,
@@ -36,7 +36,7 @@ from meshwise.models.llama import (
 )
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.mixed_precision import with_master_copy
-from meshwise.models.precision import module_dtypes, wide_dtype
+from meshwise.models.precision import module_dtypes
 from meshwise.models.sizes.expert_llama_sizes import expert_llama_config
 from meshwise.rules.cudnn import cudnn_attention
 from meshwise.trace.loss import value_and_grad
@@ -61,11 +61,7 @@ class PlacedExperts(nn.Module):
         c = self.config
         batch, seq, hidden = x.shape
         k, places = c.experts_per_token, num_places(c, seq)
-        router = nn.Dense(
-            c.num_experts, use_bias=False, kernel_init=normal(INIT_STDDEV), name="router",
-            dtype=wide_dtype(c), param_dtype=c.param_dtype,
-        )  # fmt: skip
-        scores, chosen = lax.top_k(router(x), k)
+        scores, chosen = lax.top_k(router(c)(x), k)
         gates = jax.nn.sigmoid(scores)
         weights = (gates / gates.sum(axis=-1, keepdims=True)).astype(c.dtype)
         experts = chosen.reshape(batch, -1)

@@ -70,6 +70,14 @@ class ExpertLlamaConfig(LlamaConfig):
             )
 
 
+def router(config: ExpertLlamaConfig) -> nn.Dense:
+    """Return the layer that scores the experts for each token; called in a compact method."""
+    return nn.Dense(
+        config.num_experts, use_bias=False, kernel_init=normal(INIT_STDDEV), name="router",
+        dtype=wide_dtype(config), param_dtype=config.param_dtype,
+    )  # fmt: skip
+
+
 class Experts(nn.Module):
     """A mixture of SwiGLU experts, `[batch, seq, hidden] -> [batch, seq, hidden]`."""
 
@@ -80,11 +88,7 @@ class Experts(nn.Module):
         """Send each token through its experts."""
         c = self.config
         batch, seq, hidden = x.shape
-        router = nn.Dense(
-            c.num_experts, use_bias=False, kernel_init=normal(INIT_STDDEV), name="router",
-            dtype=wide_dtype(c), param_dtype=c.param_dtype,
-        )  # fmt: skip
-        scores, chosen = lax.top_k(router(x), c.experts_per_token)
+        scores, chosen = lax.top_k(router(c)(x), c.experts_per_token)
         weights = _weights(c, scores).astype(c.dtype)
         experts = chosen.reshape(batch, -1)
         order = jnp.argsort(experts, axis=-1, stable=True)
