@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import product
 
@@ -14,6 +15,7 @@ import pytest
 import meshwise as mw
 from doubles.few import few_rows
 from doubles.foreign import scale
+from doubles.perceptron import perceptron
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError
 from meshwise.models.gpt import Gpt
@@ -79,6 +81,40 @@ def test_auto_gives_up_with_the_remedies():
     step = parallel_step(problem, mw.DataParallel(), num_microbatches="auto", memory_bytes=100)
     with pytest.raises(InfeasibleError, match="100"):
         step.plan(problem.state, *problem.calls[0])
+
+
+def test_no_more_micro_batches_are_tried_where_they_do_not_help(caplog):
+    step, state, rows = perceptron((128,) * 7, 1024)
+    counts = [2**k for k in range(11)]
+
+    def planned(num_microbatches, memory_bytes):
+        parallel = mw.parallelize(
+            step,
+            method=mw.DataParallel(),
+            cluster=cpu_cluster(8),
+            num_microbatches=num_microbatches,
+            memory_bytes=memory_bytes,
+        )
+        return parallel.plan(state, rows)
+
+    def refusal(num_microbatches):
+        with pytest.raises(InfeasibleError) as error:
+            planned(num_microbatches, 1 << 19)
+        return str(error.value)
+
+    texts = [refusal(count) for count in counts]
+    assert all("more micro-batches (num_microbatches='auto')" in text for text in texts)
+    with caplog.at_level("INFO", "meshwise"):
+        caplog.clear()
+        text = refusal("auto")
+        tried = [record.getMessage().split(":")[0] for record in caplog.records]
+    assert tried == ["B=1", "B=2", "B=4"]
+    assert "Up to 4 micro-batches were tried, and more would not make it much smaller. Us" in text
+    # Where many micro-batches make it fit, they are tried.
+    enough = min(int(re.search(r"peaks at [^(]*\((\d+) bytes\)", text)[1]) for text in texts)
+    plan = planned("auto", enough)
+    assert plan.num_microbatches > 4
+    assert plan.peak_bytes <= enough
 
 
 def _small_gpt(scan_layers: bool):

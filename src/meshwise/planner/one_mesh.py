@@ -15,7 +15,7 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.evaluators import Evaluators
-from meshwise.intra.limit.refusal import smallest_refusal
+from meshwise.intra.limit.refusal import TooLargeError, refusal_of_counts, smallest_refusal
 from meshwise.intra.options import IntraOptions, IntraResult, OperatorPath
 from meshwise.intra.regions import Region, regions
 from meshwise.plan.counts.walk import has_ring
@@ -54,6 +54,10 @@ AttentionFn = Callable[[int, int], TracedStep | None]
 # A mesh of three axes has every plan of its two-axis views and takes ten times as long to plan:
 # only when its shape is given.
 MAX_VIEW_AXES = 2
+
+# Where so much more than the limit seems to be left with any number of micro-batches, no more of
+# them are tried.
+_HOPELESS = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,19 +125,43 @@ def make_plan(
 def _first_that_fits(
     attempt: Callable[[int], FoundStep], more: Callable[[int], int | None], most: float
 ) -> FoundStep:
-    """Return the plan of the smallest number of micro-batches, from 1, that fits."""
+    """Return the plan of the smallest number of micro-batches, from 1, that fits.
+
+    Where what does not shrink with micro-batches is already too large, no more are tried.
+    """
     num_microbatches = 1
     failures: list[InfeasibleError] = []
+    peaks: list[tuple[int, int]] = []
     while True:
         try:
             found = attempt(num_microbatches)
             return replace(found, is_tight=found.is_tight or num_microbatches > 1)
         except InfeasibleError as error:
             failures.append(error)
+            if isinstance(error, TooLargeError):
+                peaks.append((num_microbatches, error.smallest.num_bytes))
+                if _rest(peaks) > _HOPELESS * error.limit:
+                    raise refusal_of_counts(failures, num_microbatches, all_tried=False) from None
             count = more(num_microbatches)
             if count is None or count > most:
-                raise smallest_refusal(failures) from error
+                raise refusal_of_counts(failures, num_microbatches, all_tried=True) from None
             num_microbatches = count
+
+
+def _rest(peaks: Sequence[tuple[int, int]]) -> float:
+    """Return about how many bytes are left however many micro-batches there are.
+
+    One micro-batch has no accumulators of gradients: only what follows is on one curve, a part
+    that stays and a part that is inverse to their number.
+
+    Args:
+        peaks: Numbers of micro-batches, rising, and bytes of the smallest plan found for each.
+    """
+    several = [(count, num_bytes) for count, num_bytes in peaks if count > 1]
+    if len(several) < 2:
+        return 0.0
+    (fewer, before), (count, after) = several[-2:]
+    return after - (before - after) * fewer / (count - fewer)
 
 
 def _plan_after(

@@ -20,11 +20,14 @@ class TooLargeError(InfeasibleError):
         limit: Bytes that one device may hold.
         smallest: The peak of the smallest plan that was found; that much memory is enough.
         is_proved: Whether it is certain that no plan fits.
+        counts: Which numbers of micro-batches were tried, as a sentence; None if that was not asked
+            for.
     """
 
     limit: int
     smallest: Peak
     is_proved: bool
+    counts: str | None
 
 
 def no_choice() -> InfeasibleError:
@@ -48,13 +51,16 @@ def not_found(limit_s: float) -> InfeasibleError:
     )
 
 
-def too_large(limit: int, smallest: Peak, *, is_proved: bool) -> TooLargeError:
+def too_large(
+    limit: int, smallest: Peak, *, is_proved: bool, counts: str | None = None
+) -> TooLargeError:
     """The error that names what is largest and what helps.
 
     Args:
         limit: Bytes that one device may hold.
         smallest: Of the smallest plan that was found.
         is_proved: Whether it is certain that no plan fits.
+        counts: As `TooLargeError` has it.
     """
     why = "no plan fits" if is_proved else "no plan was found that fits"
     sums: dict[str, tuple[int, int]] = {}
@@ -71,14 +77,16 @@ def too_large(limit: int, smallest: Peak, *, is_proved: bool) -> TooLargeError:
         else f"{bytes_text(num_bytes)} in {what}"
         for what, (count, num_bytes) in ordered[:_NAMED]
     )
+    fewer = "more micro-batches (num_microbatches='auto'), " if counts is None else ""
     text = (
         f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
         f"at {bytes_text(smallest.num_bytes)} ({smallest.num_bytes} bytes). Largest there: "
-        f"{largest}. Use more devices, more micro-batches (num_microbatches='auto'), "
-        "rematerialisation, a smaller batch, or raise memory_bytes"
+        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation, a smaller batch, or "
+        "raise memory_bytes"
     )
     error = TooLargeError(text)
     error.limit, error.smallest, error.is_proved = limit, smallest, is_proved
+    error.counts = counts
     return error
 
 
@@ -93,4 +101,23 @@ def smallest_refusal(errors: Sequence[InfeasibleError]) -> InfeasibleError:
         return errors[-1]
     smallest = min(large, key=lambda e: e.smallest.num_bytes)
     is_proved = all(e.is_proved for e in large)
-    return too_large(smallest.limit, smallest.smallest, is_proved=is_proved)
+    return too_large(smallest.limit, smallest.smallest, is_proved=is_proved, counts=smallest.counts)
+
+
+def refusal_of_counts(
+    errors: Sequence[InfeasibleError], largest: int, *, all_tried: bool
+) -> InfeasibleError:
+    """The error of searches with rising numbers of micro-batches.
+
+    Args:
+        errors: At least one.
+        largest: The largest number that was tried.
+        all_tried: Whether there was no larger one to try.
+    """
+    error = smallest_refusal(errors)
+    if not isinstance(error, TooLargeError):
+        return error
+    counts = f"Up to {largest} micro-batches were tried"
+    counts += ". " if all_tried else ", and more would not make it much smaller. "
+    proved = error.is_proved and all_tried
+    return too_large(error.limit, error.smallest, is_proved=proved, counts=counts)
