@@ -231,3 +231,22 @@ def test_a_block_shorter_than_its_edge_is_refused() -> None:
 def test_grouped_and_strided_convolutions_in_micro_batches(b: int) -> None:
     problem = residual_net(normal=False)
     assert_same_x64(reference(problem), run_method(problem, mw.IntraOp((2, 4)), b))
+
+
+def test_a_plan_says_that_convolutions_in_a_loop_are_slow_on_cpu() -> None:
+    problem = residual_net(normal=False)
+
+    def said(cluster: ClusterSpec, num_microbatches: int) -> list[str]:
+        step = mw.parallelize(
+            problem.step,
+            method=mw.DataParallel(),
+            cluster=cluster,
+            num_microbatches=num_microbatches,
+        )
+        warnings = step.plan(problem.state, *problem.calls[0]).warnings
+        return [text for text in warnings if "convolutions in a loop" in text]
+
+    (text,) = said(CLUSTER, 2)
+    assert "over the 2 micro-batches" in text
+    assert not said(CLUSTER, 1)
+    assert not said(mw.Cluster.virtual("v5e-4"), 2)

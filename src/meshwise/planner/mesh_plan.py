@@ -14,6 +14,7 @@ from meshwise.graph.loops import NO_RULE
 from meshwise.intra.options import IntraResult
 from meshwise.intra.price import step_time_s
 from meshwise.memory.peak import peak
+from meshwise.memory.targets import memory_model_of
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.fingerprint import fingerprint
@@ -104,7 +105,7 @@ def finished_plan(
                 options.strategies,
                 decides=not isinstance(request.method, FREE_METHODS),
             ),
-            *_warnings(step.graph, result, work, mesh, method),
+            *_warnings(step, result, work, mesh, method),
         ),
     )
 
@@ -127,9 +128,10 @@ def _space(result: IntraResult, request: PlanRequest, where: str) -> str:
 
 
 def _warnings(
-    graph: Graph, result: IntraResult, work: Work, mesh: LogicalMesh, method: str
+    step: TracedStep, result: IntraResult, work: Work, mesh: LogicalMesh, method: str
 ) -> Iterator[str]:
-    yield from _graph_warnings(graph)
+    yield from _graph_warnings(step.graph)
+    yield from _loop_warnings(step, mesh)
     yield from _work_warnings(work, mesh.num_devices)
     yield from _concessions(result, work, method)
 
@@ -145,6 +147,17 @@ def _graph_warnings(graph: Graph) -> Iterator[str]:
     uncounted = [o for o in operators if o.structure and not o.structure.is_counted]
     for where in dict.fromkeys(map(op_place, uncounted)):
         yield f"{where} runs an unknown number of times; the plan counts one"
+
+
+def _loop_warnings(step: TracedStep, mesh: LogicalMesh) -> Iterator[str]:
+    """Yield what a compiler is slow at in the loop over micro-batches, where prices lack it."""
+    is_slow = memory_model_of(mesh.device).name == "cpu" and step.num_microbatches > 1
+    if is_slow and any(o.dim_orders for o in _operators(step.graph)):
+        yield (
+            f"XLA:CPU is many times slower at convolutions in a loop, as that over the "
+            f"{step.num_microbatches} micro-batches, which the predicted time leaves out; "
+            "num_microbatches=1 and plans with stages have no such loop"
+        )
 
 
 def _work_warnings(work: Work, num_devices: int) -> Iterator[str]:
