@@ -55,6 +55,24 @@ def test_partial_products_are_added_through_linear_views():
     assert sum(c.kind in ("all-reduce", "reduce-scatter") for c in found) == 1
 
 
+def test_views_and_sums_of_products_are_one_kernel():
+    alone = mesh(1)
+
+    def seconds(add):
+        g = Builder()
+        terms = [g.dot(g.input(512, 512), g.input(512, 512)) for _ in range(3)]
+        outs = terms
+        if add:
+            one, other, last = map(g.transpose, terms)
+            outs = [g.elementwise("add", g.elementwise("add", one, other), last)]
+        result, _ = plan(g.graph(outs), alone)
+        return result.objective_s
+
+    # What stands between them is in no memory: three products are read and the sum is written.
+    moved_s = 4 * 512 * 512 * 4 / alone.device.memory_bytes_per_s
+    assert seconds(add=True) - seconds(add=False) == pytest.approx(moved_s, rel=0.01)
+
+
 def accumulating_scan():
     """acc + x[i]^T y[i] over 8 steps, x and y split over rows."""
     body = Builder()

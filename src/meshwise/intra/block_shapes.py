@@ -74,12 +74,14 @@ class BlockShapes:
             for t in graph.operators[i].outputs:
                 if any(u not in inside for u in region.users[t]):
                     visible.add(index[t, OWN_GROUP])
+        fused = frozenset(x for (t, _), x in index.items() if t in region.blocks.fused)
         shape = BlockShape(
             block=block,
             members=tuple(members),
             locals=tuple(graph.tensors[t] for t, _ in index),
             outer=frozenset(outer),
             visible=frozenset(visible),
+            fused=fused,
         )
-        key = (tuple(signature), tuple(sorted(visible)), tuple(sorted(outer)))
+        key = (tuple(signature), *(tuple(sorted(part)) for part in (visible, outer, fused)))
         return shape, tuple(index), self._shape_ids.setdefault(key, len(self._shape_ids))

@@ -59,6 +59,7 @@ class BlockShape:
         locals: Their tensors.
         outer: Locals that come from outside and are not generated.
         visible: Locals made here that are used outside.
+        fused: Locals that are in no memory: see `Blocks.fused`.
     """
 
     block: OperatorBlock
@@ -66,6 +67,7 @@ class BlockShape:
     locals: tuple[Tensor, ...]
     outer: frozenset[int]
     visible: frozenset[int]
+    fused: frozenset[int]
 
 
 def strategy_layouts(op: Operator, strategy: Strategy, sizes: tuple[int, ...]) -> Ways | None:
@@ -155,10 +157,13 @@ def moved_bytes(
     if member.op.kind == "name":
         return 0
     written = sum(
-        local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.outputs, results, strict=True)
+        local_bytes(shape.locals[x], w, sizes)
+        for x, w in zip(member.outputs, results, strict=True)
+        if x not in shape.fused
     )
     read = [
-        local_bytes(shape.locals[x], w, sizes) for x, w in zip(member.inputs, operands, strict=True)
+        0 if x in shape.fused else local_bytes(shape.locals[x], w, sizes)
+        for x, w in zip(member.inputs, operands, strict=True)
     ]
     if member.op.kind == "gather":
         # Only the gathered rows of the table are read.

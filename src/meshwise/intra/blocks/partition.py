@@ -10,6 +10,7 @@ Source: Alpa section 4.2 merges cheap operators into their deepest operand; the 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -51,11 +52,14 @@ class Blocks:
         blocks: In the order of their first members; generated values are in none.
         block_of: For each operator its block, -1 for a generated one.
         may_be_partial: Tensors that may stay partial sums between blocks.
+        fused: Tensors between two light operators that decide alone and have no other reader:
+            compilers fuse the two, so that the tensor is in no memory.
     """
 
     blocks: tuple[OperatorBlock, ...]
     block_of: tuple[int, ...]
     may_be_partial: frozenset[int]
+    fused: frozenset[int]
 
 
 def _major(rule: LoopRule, loops: tuple[int, ...]) -> int:
@@ -240,6 +244,12 @@ def _grow(graph: Graph, own: set[int], clusters: _Clusters) -> None:
                 clusters.connect(i, k)
 
 
+def _fused(graph: Graph, own: set[int]) -> frozenset[int]:
+    uses = Counter((*(t for op in graph.operators for t in op.inputs), *graph.outputs))
+    made = {t for i in own for t in graph.operators[i].outputs if uses[t] == 1}
+    return frozenset(t for i in own for t in graph.operators[i].inputs if t in made)
+
+
 def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
     """Cut a graph into blocks.
 
@@ -286,4 +296,9 @@ def partition(graph: Graph, carries: Sequence[int] | None = None) -> Blocks:
                 num_classes=len(numbers),
             )
         )
-    return Blocks(blocks=tuple(blocks), block_of=tuple(block_of), may_be_partial=frozenset(may))
+    return Blocks(
+        blocks=tuple(blocks),
+        block_of=tuple(block_of),
+        may_be_partial=frozenset(may),
+        fused=_fused(graph, own),
+    )
