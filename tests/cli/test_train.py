@@ -232,6 +232,22 @@ def test_json_is_alone_on_standard_output(run: Any) -> None:
     assert "held-out loss" in result.stderr
 
 
+def test_a_run_with_all_its_steps_says_how_to_go_on(run: Any, tmp_path: Path) -> None:
+    assert "(means of the first 2 steps and the last 2)" in " ".join(run().output.split())
+    page = tmp_path / "plan.html"
+    again = run("--html", str(page), "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["steps_done"] == 4
+    for part in ("nothing to do: the run has all its steps, 4 (loss ", "--steps 8 goes on"):
+        assert part in again.stderr
+    assert "planning" not in again.stderr
+    assert "<h1>Training step</h1>" in page.read_text()
+    other = run("--html", str(page), "--method", "data")
+    assert other.exit_code == 1
+    assert "no plan of these settings is kept for" in other.output
+    assert "done after 5 steps" in run("--steps", "5").output
+
+
 def test_a_second_run_resumes_and_fresh_starts_anew(run: Any) -> None:
     run()
     resumed = run("--steps", "6")

@@ -115,8 +115,22 @@ def test_another_state_or_function_is_not_gone_on_with(
     with pytest.raises(CheckpointError, match=rf"(?s)of another run:.*{told}.*--fresh"):
         run_training(options, JitStep, Recorder())
     monkeypatch.setattr(own_steps, "other", own_steps.made, raising=False)
-    with pytest.raises(CheckpointError, match=r"step: doubles.own_steps:made there, .*:other here"):
+    with pytest.raises(CheckpointError, match=r"step: own_steps:made there, own_steps:other here"):
         run_training(replace(options, step="doubles.own_steps:other"), JitStep, Recorder())
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_a_run_goes_on_however_its_step_is_spelled(
+    options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "spelled.py").write_text("from doubles.own_steps import *\n")
+    monkeypatch.chdir(tmp_path)
+    steps = ("spelled.py:made", "spelled:made", f"{tmp_path}/spelled.py:made")
+    for number, step in enumerate(steps, 1):
+        seen = Recorder()
+        run_training(replace(options, step=step, steps=number), JitStep, seen)
+        assert len(seen.of("step")) == 1
 
 
 def test_the_seed_makes_the_first_state(options: TrainOptions) -> None:

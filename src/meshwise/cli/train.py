@@ -40,7 +40,7 @@ from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 from meshwise.system.progress import shown
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
-from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout
+from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout, short_name
 from meshwise.train.start import is_begun
 from meshwise.train.summary import TrainSummary
 
@@ -356,8 +356,7 @@ def _folder_of(step: str | None) -> Path:
     """Return the folder of a run for which none is named: after the module or file of its step."""
     if step is None:
         return Path("runs", "gpt")
-    place = Path(step.partition(":")[0].removesuffix(".py"))
-    return Path("runs", place.name.rpartition(".")[2])
+    return Path("runs", short_name(step).partition(":")[0])
 
 
 def _check_own(ctx: click.Context) -> None:

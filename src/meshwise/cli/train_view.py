@@ -129,6 +129,22 @@ class TrainView:
         once = "; kernels that it needs are compiled too, once, in a minute at most"
         self.note(f"planning{'' if has_kernels() else once}")
 
+    def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
+        """Say so, and how to go on; the page needs no step."""
+        done = summary.steps_done
+        self._console.print(
+            f"[bold]nothing to do[/]: the run has all its steps, {done} ({_losses(summary)}).\n"
+            f"--steps {2 * done} goes on with it, --fresh begins anew\n"
+            f"checkpoint: {summary.checkpoint}",
+            soft_wrap=True,
+        )
+        if self._trace_file is not None:
+            self._unwritten.append(f"no step was measured for {self._trace_file}")
+        if self._html_file is not None and plan is not None:
+            self._write(self._html_file, plan_page(plan))
+        elif self._html_file is not None:
+            self._unwritten.append(f"no plan of these settings is kept for {self._html_file}")
+
     def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
         """Show the plan as tables."""
         self._is_planned = True
@@ -217,7 +233,7 @@ class TrainView:
         heldout = summary.heldout_loss
         self._console.print(
             f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
-            f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}"
+            f"call: {_losses(summary)}"
             f"{'' if heldout is None else f', held-out {heldout:.3f}'}; "
             f"{self._training.rate_text(summary.median_step_s)}"
         )
@@ -378,6 +394,12 @@ def _layout(leaf: jax.Array) -> str:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         words.append("*".join(map(str, axes)) or "-")
     return " ".join(words) if any(word != "-" for word in words) else "whole"
+
+
+def _losses(summary: TrainSummary) -> str:
+    many = summary.loss_steps
+    means = f" (means of the first {many} steps and the last {many})" if many > 1 else ""
+    return f"loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}{means}"
 
 
 def _compare(
