@@ -29,6 +29,7 @@ from meshwise.api.forbidden_transfers import check_transfers
 from meshwise.api.init_state import born_sharded, init_call, planned_for_state, state_place
 from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
+from meshwise.api.refusals import without_frames
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
@@ -590,9 +591,9 @@ class ParallelStep(PlannedStep):
             request = replace(self._request, placement=self._placement(given))
             with own_context():
                 if job is None:
-                    planned = plan_call(given, request)
+                    planned = without_frames(lambda: plan_call(given, request))
                 else:
-                    planned = plan_in_job(job, name, given, request)
+                    planned = without_frames(lambda: plan_in_job(job, name, given, request))
             self._planned[key] = planned
             told = list(planned.plan.warnings)
             if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):

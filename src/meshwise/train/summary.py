@@ -51,11 +51,11 @@ class TrainSummary:
 
     What is said of a model and its text is None for a step of the user's own, which `step` names.
     Losses of a model are in nats per byte; `first_loss` and `last_loss` are means of `loss_steps`
-    steps, ten at most.  Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all
-    stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`: whether
-    `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there was no
-    other.  `hosts`: for each process of the job what it did and holds; none where no step ran in
-    this call.
+    steps, ten at most.  Times are seconds, sizes bytes of one device; collectives are bytes a step
+    by kind, all stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`:
+    whether `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there
+    was no other.  `hosts`: for each process of the job what it did and holds; none where no step
+    ran in this call.
     """
 
     step: str | None = None
