@@ -78,6 +78,17 @@ class NnxStep(ObjectStep):
             self._refuse_sharing(self._from_caller(args, kwargs))
         return binding, call
 
+    def _several(self, made: PyTree) -> PyTree:
+        if isinstance(made, tuple | list):
+            self._refuse_sharing(tuple(made))
+        return super()._several(made)
+
+    def _expect_states(self, count: int, num_others: int) -> None:
+        if self._options.batch_argnums == DEFAULT_BATCH_ARGNUMS:
+            static = self._options.static_argnums
+            others = tuple(n for n in range(count, count + num_others) if n not in static)
+            self._options = replace(self._options, batch_argnums=others)
+
     def _refuse_sharing(self, given: tuple[PyTree, ...]) -> None:
         seen: dict[int, int] = {}
         for number, value in enumerate(given):
