@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from meshwise.api.arguments import Binding, Call
+from meshwise.api.arguments import DEFAULT_BATCH_ARGNUMS, Binding, Call
 from meshwise.api.init_state import num_states, split_init_args
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.api.parallelize import parallelize
@@ -110,7 +110,19 @@ class ObjectStep(ParallelStep):
         return tuple(map(self._arrays, made)) if is_several else self._arrays(made)
 
     def _expect_states(self, count: int, num_others: int) -> None:
-        """Learn that a state is several arguments, before they are there."""
+        """Learn that a state is several arguments, before they are there; the first ones."""
+        if self._options.batch_argnums == DEFAULT_BATCH_ARGNUMS:
+            others = self._dynamic(range(count, count + num_others))
+            self._options = replace(self._options, batch_argnums=others)
+
+    def _dynamic(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(n for n in numbers if n not in self._options.static_argnums)
+
+    def _by_number(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> dict[int, PyTree]:
+        """Return the arguments by their numbers, also those that are passed by keyword."""
+        names = [parameter.name for parameter in self._options.parameters or ()]
+        placed = {names.index(name): value for name, value in kwargs.items() if name in names}
+        return dict(enumerate(args)) | placed
 
 
 def parallelized(kind: type[_Step], fun: Callable[..., PyTree], options: dict[str, Any]) -> _Step:
