@@ -164,7 +164,7 @@ def test_the_state_of_an_optimizer_is_no_batch(optimizer: Any) -> None:
         updates, opt_state = optimizer.update(grads, opt_state)
         return eqx.apply_updates(model, updates), opt_state, loss
 
-    made = create(jax.random.key(0))
+    made: Any = create(jax.random.key(0))
     plans: list[mw.Plan] = []
     for more in ({}, {"batch_argnums": (2,)}):
         parallel = mw.eqx.parallelize(step, cluster=cpu_cluster(4), num_microbatches=2, **more)

@@ -73,7 +73,8 @@ def test_a_step_of_ones_own_is_trained_and_goes_on_under_another_plan(
 
 
 @pytest.mark.parametrize(
-    "made", ["made", "of_arrays", "with_static_parts", "with_numbers", "with_a_short_batch"]
+    "made",
+    ["made", "of_arrays", "with_static_parts", "of_equinox", "with_numbers", "with_a_short_batch"],
 )
 @pytest.mark.usefixtures("quick_steps")
 def test_a_run_that_fails_goes_on_to_the_losses_of_a_whole_one(
@@ -195,7 +196,8 @@ def test_a_file_and_what_lies_beside_it_are_imported(
     (tmp_path / "beside_own_step.py").write_text("from doubles.own_steps import *\n")
     # Named as a module of Python, which stays.
     (tmp_path / "json.py").write_text("from beside_own_step import made as make\n")
-    assert made_step(f"{tmp_path}/json.py:make") == own_steps.made()
+    made = made_step(f"{tmp_path}/json.py:make")
+    assert (made.step.__wrapped__, made.batch) == (own_steps.step, own_steps.batch)
     assert sys.modules["json"] is json
     (tmp_path / "own_step_in_need.py").write_text("import no_such_package\n")
     monkeypatch.chdir(tmp_path)

@@ -6,31 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 
 from meshwise.api.arguments import DEFAULT_BATCH_ARGNUMS, Binding, Call
 from meshwise.api.object_step import ObjectStep, parallelized
-from meshwise.errors import TraceError
+from meshwise.api.static_leaves import ARRAYS, with_static_leaves, without_static_leaves
 from meshwise.jax_compat.jaxprs import PyTree
-from meshwise.runtime.host_rows import HostRows
 from meshwise.trace.libraries import library_of
 from meshwise.trace.loss import value_and_grad, without_value
-
-_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, HostRows)
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Static:
-    """A leaf that is no array: a constant of the step."""
-
-    value: Any
 
 
 class EqxStep(ObjectStep):
@@ -48,34 +36,16 @@ class EqxStep(ObjectStep):
         return super()._taken_apart(args, kwargs)
 
     def _arrays(self, value: PyTree) -> PyTree:
-        return jax.tree_util.tree_map_with_path(self._leaf, value)
-
-    def _leaf(self, path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, _ARRAYS):
-            return leaf
-        try:
-            hash(leaf)
-        except TypeError:
-            raise TraceError(
-                f"{self._options.name} takes or returns a leaf {jax.tree_util.keystr(path)} of "
-                f"type {type(leaf).__name__}, which is no array and cannot be hashed "
-                f"({leaf!r:.80}); make it an array, or a static field of its module"
-            ) from None
-        return Static(leaf)
+        return with_static_leaves(value, self._options.name)
 
     def _objects(self, arrays: PyTree) -> PyTree:
-        def is_static(node: Any) -> bool:
-            return isinstance(node, Static)
-
-        return jax.tree.map(
-            lambda leaf: leaf.value if is_static(leaf) else leaf, arrays, is_leaf=is_static
-        )
+        return without_static_leaves(arrays)
 
 
 def _is_batch(value: PyTree) -> bool:
     """Whether an argument may be batch data: it has arrays, and no modules."""
     leaves = jax.tree.leaves(value)
-    return library_of(value) is None and any(isinstance(leaf, _ARRAYS) for leaf in leaves)
+    return library_of(value) is None and any(isinstance(leaf, ARRAYS) for leaf in leaves)
 
 
 def parallelize(fun: Callable[..., PyTree] | None = None, **options: Any) -> Any:
