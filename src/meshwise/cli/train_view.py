@@ -153,7 +153,11 @@ class TrainView:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state))
         is_one = plan.schedule == ONE_PROGRAM
-        self._console.print((plan_table if is_one else pipeline_table)(plan, plan_s))
+        assert self._options is not None
+        limit = self._options.memory_bytes
+        self._console.print(
+            plan_table(plan, plan_s, limit) if is_one else pipeline_table(plan, plan_s)
+        )
         for warning in plan.warnings:
             self._console.print(f"[yellow]warning:[/] {warning}")
         if is_one and self._html_file is not None:
@@ -321,8 +325,14 @@ def layout_table(state: PyTree) -> Table:
     return table
 
 
-def plan_table(plan: Plan, plan_s: float) -> Table:
-    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
+def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
+    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it.
+
+    Args:
+        plan: The plan, of one mesh.
+        plan_s: Seconds in which it was found.
+        limit: Bytes that a device may hold, as it was asked for; None: what it has.
+    """
     table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
     best = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
     replicated = plan.replicated
@@ -330,8 +340,8 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
     table.add_row("mesh", mesh_text(plan.mesh))
     table.add_row("micro-batches", str(plan.num_microbatches))
     table.add_row("predicted time", seconds_text(plan.step_time_s))
-    limit = bytes_text(plan.mesh.device.memory_bytes)
-    table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {limit} a device")
+    most = bytes_text(plan.mesh.device.memory_bytes if limit is None else limit)
+    table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {most} a device")
     table.add_row("dense work", f"{flop_text(plan.device_flop)} a device")
     table.add_row(
         "replicated",

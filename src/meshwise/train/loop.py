@@ -395,10 +395,11 @@ def _finished(options: TrainOptions, training: Training, job: Job | None) -> Tra
         return None
     if summary.steps_done < options.steps:
         return None
-    with Checkpoints(
-        options.out / CHECKPOINT_FOLDER, training.identity, keep=options.keep
-    ) as checkpoints:
-        return summary if checkpoints.has_whole(options.steps) else None
+    folder = options.out / CHECKPOINT_FOLDER
+    with Checkpoints(folder, training.identity, keep=options.keep) as checkpoints:
+        if not checkpoints.has_whole(summary.steps_done):
+            return None
+        return replace(summary, checkpoint=str(folder / str(checkpoints.newest_step)))
 
 
 def _planned(
