@@ -164,7 +164,7 @@ def test_the_state_of_an_optimizer_is_no_batch(optimizer: Any) -> None:
         updates, opt_state = optimizer.update(grads, opt_state)
         return eqx.apply_updates(model, updates), opt_state, loss
 
-    made: Any = create(jax.random.key(0))
+    made = create(jax.random.key(0))
     plans: list[mw.Plan] = []
     for more in ({}, {"batch_argnums": (2,)}):
         parallel = mw.eqx.parallelize(step, cluster=cpu_cluster(4), num_microbatches=2, **more)
@@ -174,5 +174,5 @@ def test_the_state_of_an_optimizer_is_no_batch(optimizer: Any) -> None:
     model, opt_state = parallel.init(create, jax.random.key(0), X)
     assert not model.layers[0].weight.sharding.is_fully_replicated
     *_, loss = parallel(model, opt_state, X)
-    np.testing.assert_allclose(loss, step(*made, X)[2], rtol=1e-5)
+    np.testing.assert_allclose(loss, step(made[0], made[1], X)[2], rtol=1e-5)
     assert len(parallel.plans) == 1
