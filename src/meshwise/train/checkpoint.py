@@ -74,15 +74,14 @@ class Checkpoints:
         self._saving: int | None = None
         self._damaged: set[int] = set()
         if self._job is None:
-            set_notes_aside(self._folder)
+            self._clear()
         else:
-            self._job.from_first("the notes of checkpoints", self._sound_notes)
+            self._job.from_first("the notes of checkpoints", self._clear)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
                 create=True,
-                cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
                 # Threads that wait for a folder that cannot be made would keep the process alive.
                 async_options=AsyncOptions(
@@ -95,8 +94,11 @@ class Checkpoints:
             },
         )
 
-    def _sound_notes(self) -> str:
+    def _clear(self) -> str:
+        """Remove what is unfinished, now: Orbax would do it in a thread that nobody waits for."""
         set_notes_aside(self._folder)
+        for path in self._folder.glob(f"*{_TEMPORARY}*"):
+            shutil.rmtree(path, ignore_errors=True)
         return ""
 
     def __enter__(self) -> Self:
