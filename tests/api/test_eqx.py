@@ -148,3 +148,31 @@ def test_modules_are_planned_from_shapes_and_born_sharded() -> None:
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     np.testing.assert_allclose(model.layers[0].weight, wanted.layers[0].weight, rtol=1e-4)
     assert len(parallel.plans) == 1
+
+
+@pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adam(1e-2)])
+def test_the_state_of_an_optimizer_is_no_batch(optimizer: Any) -> None:
+    def create(key: Any) -> Any:
+        model = eqx.nn.MLP(8, 8, 32, 2, key=key)
+        return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def step(model: Any, opt_state: Any, batch: Any) -> Any:
+        def loss_fn(model: Any, x: Any) -> Any:
+            return jnp.mean(jax.vmap(model)(x) ** 2)
+
+        loss, grads = mw.eqx.filter_value_and_grad(loss_fn)(model, batch)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return eqx.apply_updates(model, updates), opt_state, loss
+
+    made = create(jax.random.key(0))
+    plans: list[mw.Plan] = []
+    for more in ({}, {"batch_argnums": (2,)}):
+        parallel = mw.eqx.parallelize(step, cluster=cpu_cluster(4), num_microbatches=2, **more)
+        plans.append(parallel.plan(*made, X))
+    assert plans[0] == plans[1]
+    parallel = mw.eqx.parallelize(step, method=mw.Zero3(), cluster=cpu_cluster(4))
+    model, opt_state = parallel.init(create, jax.random.key(0), X)
+    assert not model.layers[0].weight.sharding.is_fully_replicated
+    *_, loss = parallel(model, opt_state, X)
+    np.testing.assert_allclose(loss, step(made[0], made[1], X)[2], rtol=1e-5)
+    assert len(parallel.plans) == 1

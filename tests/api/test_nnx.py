@@ -120,6 +120,40 @@ def test_the_state_is_born_sharded_as_one_argument() -> None:
     assert losses == pytest.approx(trained(nnx.jit(documented), made()), rel=1e-5)
 
 
+def test_the_state_is_born_sharded_as_several_arguments() -> None:
+    parallel = mw.nnx.parallelize(documented, method=mw.Zero3(), cluster=cpu_cluster(4))
+    model, optimizer = parallel.init(lambda: made(), X, Y)
+    assert isinstance(model, Net)
+    for kernel in (model.hidden[0].kernel, optimizer.opt_state[0].trace["last"]["kernel"]):
+        assert not kernel[...].sharding.is_fully_replicated
+    losses = [float(parallel(model, optimizer, X, Y)) for _ in range(3)]
+    assert losses == pytest.approx(trained(nnx.jit(documented), made()), rel=1e-5)
+    assert len(parallel.plans) == 1
+
+
+def test_what_makes_no_such_arguments_is_refused() -> None:
+    def init(make: Any, *args: Any, **options: Any) -> None:
+        mw.nnx.parallelize(documented, cluster=cpu_cluster(4), **options).init(make, *args)
+
+    told = (
+        r"init of step is not given argument 0 \(model\) and argument 1 \(optimizer\), so "
+        r".*lambda.* has to return a tuple of 2, and it returns one value; what it does "
+    )
+    with pytest.raises(TraceError, match=told):
+        init(lambda: made()[0], X, Y)
+    with pytest.raises(TraceError, match="a tuple of 3, and it returns 2"):
+        init(lambda: made(), X)
+    with pytest.raises(TraceError, match=r"lacks arguments: 3 of .* \(batch_argnums\) is .*\(y\)"):
+        init(lambda: made(), X, batch_argnums=(2, 3))
+
+    def shared() -> Any:
+        model, _ = made()
+        return model, model
+
+    with pytest.raises(TraceError, match="arguments 0 and 1 of step share a variable"):
+        init(shared, X, Y)
+
+
 def test_a_change_that_would_be_lost_is_refused() -> None:
     parallel = mw.parallelize(documented, batch_argnums=(2, 3), cluster=cpu_cluster(4))
     with pytest.raises(TraceError) as caught:

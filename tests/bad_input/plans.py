@@ -206,7 +206,7 @@ PLANS = (
         "plan for another program",
         lambda: plan(lambda s, b: (s, jnp.sum(b)), method=mw.Replay(golden_plan("bad-input"))),
         PlanError,
-        "the plan is for another step or other shapes (fingerprint ",
+        "the plan is for another step or other shapes: its arguments are the same, and its op",
     ),
     Case(
         "plan for another batch",
@@ -214,7 +214,7 @@ PLANS = (
             args=(STATE, np.ones((16, 4), np.float32)), method=mw.Replay(golden_plan("bad-input"))
         ),
         PlanError,
-        "the plan is for another step or other shapes (fingerprint ",
+        "batch is float32[16, 4] here and float32[8, 4] in the plan; a plan holds for one step and",
     ),
     Case(
         "specs of no plan",

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import meshwise.cli.plan as command
 from doubles.compiled_plans import verification
 from doubles.perceptron import perceptron
-from meshwise.cli import plan_verification
+from meshwise.cli import main, plan_verification
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ProgramError
 from meshwise.plan.plan import Plan
@@ -48,7 +47,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
         out = tmp_path / "plan.json"
         out.write_text(EARLIER)
         asked = [*OPTIONS, *options, "--out", str(out)]
-        return CliRunner().invoke(command.plan, asked), out
+        return CliRunner().invoke(main, ["plan", *asked]), out
 
     return running
 

@@ -232,6 +232,24 @@ def test_json_is_alone_on_standard_output(run: Any) -> None:
     assert "held-out loss" in result.stderr
 
 
+def test_a_run_with_all_its_steps_says_how_to_go_on(run: Any, tmp_path: Path) -> None:
+    shown = " ".join(run("--memory", "7MiB").output.split())
+    assert "(means of the first 2 steps and the last 2)" in shown
+    assert "1000 B of 7 MiB a device" in shown
+    page = tmp_path / "plan.html"
+    again = run("--html", str(page), "--memory", "7MiB", "--json")
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["steps_done"] == 4
+    for part in ("nothing to do: the run has all its steps, 4 (loss ", "--steps 8 goes on"):
+        assert part in again.stderr
+    assert "planning" not in again.stderr
+    assert "<h1>Training step</h1>" in page.read_text()
+    other = run("--html", str(page), "--method", "data")
+    assert other.exit_code == 1
+    assert "no plan of these settings is kept for" in other.output
+    assert "done after 5 steps" in run("--steps", "5").output
+
+
 def test_a_second_run_resumes_and_fresh_starts_anew(run: Any) -> None:
     run()
     resumed = run("--steps", "6")
@@ -399,7 +417,7 @@ def test_values_reach_the_options(run: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
     def training(options: Any, *rest: Any) -> Any:
         seen.append(options)
-        raise train_module.MeshwiseError("enough")
+        raise PlanError("enough")
 
     monkeypatch.setattr(train_module, "run_training", training)
     run("--mesh", "2x2x2", "--method", "megatron:2x4", "--memory", "1.5MiB", "--microbatches", "4")

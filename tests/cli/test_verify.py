@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from meshwise.cli.plan import plan
-from meshwise.cli.verify import verify
+from meshwise.cli import main
 from meshwise.targets import packages
 from meshwise.targets.packages import CompilerPackage
 
@@ -16,7 +15,7 @@ OPTIONS = ("--model", "gpt-tiny", "--cluster", "1x dgx-h100", "--batch", "16")
 
 
 def test_a_target_without_verify_is_refused() -> None:
-    found = CliRunner().invoke(plan, [*OPTIONS, "--target", "h100"])
+    found = CliRunner().invoke(main, ["plan", *OPTIONS, "--target", "h100"])
     assert found.exit_code == 2
     assert "--target goes with --verify" in found.output
 
@@ -33,7 +32,7 @@ def test_what_cannot_be_verified_is_refused_before_planning(
 ) -> None:
     missing = CompilerPackage(name="missing-compiler", file="x.so", extra="target-gpu")
     monkeypatch.setattr(packages, "PACKAGES", {"cuda": (missing,)})
-    found = CliRunner().invoke(plan, [*OPTIONS, "--verify", *more])
+    found = CliRunner().invoke(main, ["plan", *OPTIONS, "--verify", *more])
     assert found.exit_code == 1
     assert text in found.output
     assert "tracing" not in found.output
@@ -42,6 +41,6 @@ def test_what_cannot_be_verified_is_refused_before_planning(
 def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("{}")
-    found = CliRunner().invoke(verify, [str(path), "--model", "gpt-tiny"])
+    found = CliRunner().invoke(main, ["verify", str(path), "--model", "gpt-tiny"])
     assert found.exit_code == 1
     assert "plan.json" in found.output

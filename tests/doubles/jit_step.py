@@ -132,6 +132,9 @@ class Recorder:
     def on_start(self, options: Any, training: Any) -> None:
         self.events.append(("start", training.name))
 
+    def on_finished(self, summary: Any, plan: Any) -> None:
+        self.events.append(("finished", summary.steps_done))
+
     def on_plan(self, plan: Any, state: Any, plan_s: float) -> None:
         self.events.append(("plan", plan))
 

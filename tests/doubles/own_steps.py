@@ -71,6 +71,28 @@ def with_static_parts() -> Any:
     return flax_step, create_state, batch
 
 
+def of_equinox() -> Any:
+    """A module with functions and flags in it, and the state of its optimizer."""
+    import equinox as eqx
+
+    tx = optax.adam(1e-2)
+
+    def create_modules(key: Any) -> Any:
+        model = eqx.nn.MLP(WIDTH, WIDTH, WIDTH, 2, activation=jax.nn.gelu, key=key)
+        return model, tx.init(eqx.filter(model, eqx.is_inexact_array))
+
+    def eqx_step(state: Any, batch: Any) -> Any:
+        def loss_fn(model: Any) -> Any:
+            return jnp.mean((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2)
+
+        model, opt_state = state
+        loss, grads = mw.eqx.filter_value_and_grad(loss_fn)(model)
+        updates, opt_state = tx.update(grads, opt_state)
+        return (eqx.apply_updates(model, updates), opt_state), loss
+
+    return eqx_step, create_modules, batch
+
+
 def with_numbers() -> Any:
     """A state with numbers of Python, whose types are weak."""
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+import meshwise as mw
 from meshwise.api.ray_step import RayStep
 from meshwise.errors import ClusterError, LaunchError
 from meshwise.hosts.ray import ray_hosts
@@ -81,6 +82,31 @@ def test_an_error_that_can_be_sent_is_sent() -> None:
 
     with pytest.raises(ValueError, match="as it is"):
         Host().call(a_call(fail))
+
+
+OPENED: list[int] = []
+
+
+def opened(number: int) -> int:
+    OPENED.append(number)
+    return number
+
+
+class Opening:
+    """A value that says when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return opened, (7,)
+
+
+@needs_ray
+def test_what_a_loop_captures_is_unpickled_when_it_begins() -> None:
+    captured = Opening()
+    run: Any = mw.ray.trainer(lambda: captured, hosts=2, devices_per_host=1).train_loop_per_worker
+    there = pickle.loads(pickle.dumps(run.args[0]))
+    assert OPENED == []
+    assert there() == 7
+    assert OPENED == [7]
 
 
 class FakeRay(SimpleNamespace):

@@ -18,8 +18,7 @@ from click.testing import CliRunner
 
 import meshwise as mw
 from doubles.perceptron import perceptron_pipeline
-from meshwise.cli.plan import plan as plan_command
-from meshwise.cli.verify import verify as verify_command
+from meshwise.cli import main
 from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.targets import lowered, verification
 from meshwise.targets.catalog import TARGETS, CompileTarget
@@ -191,7 +190,7 @@ def planned_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plan of a step of one's own for eight H100."""
     path = tmp_path_factory.mktemp("plan") / "plan.json"
     how = ("--cluster", "1x dgx-h100", "--layers", "3", "--microbatches", "4")
-    made = CliRunner().invoke(plan_command, [*OWN_STEP, *how, "--out", str(path)])
+    made = CliRunner().invoke(main, ["plan", *OWN_STEP, *how, "--out", str(path)])
     assert made.exit_code == 0, made.output
     return path
 
@@ -200,7 +199,7 @@ def planned_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
     monkeypatch: pytest.MonkeyPatch, planned_file: Path
 ) -> None:
-    fits = CliRunner().invoke(verify_command, [str(planned_file), *OWN_STEP])
+    fits = CliRunner().invoke(main, ["verify", str(planned_file), *OWN_STEP])
     assert fits.exit_code == 0, fits.output
     (small,) = verification.compile_programs(TARGETS["h100"], [cast(TargetProgram, None)])
     large = replace(small, memory=replace(small.memory, temporary_bytes=50 * GIB))
@@ -208,9 +207,9 @@ def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
         verification, "compile_programs", lambda _, programs, listener: [large] * len(programs)
     )
     # Enough for the H100 of the plan, too much for other devices.
-    assert CliRunner().invoke(verify_command, [str(planned_file), *OWN_STEP]).exit_code == 0
+    assert CliRunner().invoke(main, ["verify", str(planned_file), *OWN_STEP]).exit_code == 0
     found = CliRunner().invoke(
-        verify_command, [str(planned_file), *OWN_STEP, "--target", "a100-40"]
+        main, ["verify", str(planned_file), *OWN_STEP, "--target", "a100-40"]
     )
     assert found.exit_code == 3
     assert "a100-40, compiled by a compiler 1.0: does not fit." in found.output
@@ -219,7 +218,7 @@ def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
 @pytest.mark.usefixtures("compiler_double", "compiled_kernels")
 def test_a_plan_of_another_step_is_not_compiled(planned_file: Path) -> None:
     other = ["--model", "gpt-tiny", "--batch", "16"]
-    found = CliRunner().invoke(verify_command, [str(planned_file), *other])
+    found = CliRunner().invoke(main, ["verify", str(planned_file), *other])
     assert found.exit_code == 1
     assert re.search("batch|another step", found.output)
 

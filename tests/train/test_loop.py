@@ -63,9 +63,31 @@ def test_a_run_that_is_told_to_stop_at_its_end_writes_no_text(options: TrainOpti
     stopped = run_training(options, JitStep, seen, lambda: len(seen.of("step")) == 2)
     assert stopped.is_complete
     assert not seen.of("sample")
-    again = Recorder()
-    run_training(options, JitStep, again)
-    assert len(again.of("sample")) == 1
+
+
+def test_a_run_that_has_all_its_steps_is_not_planned_again(options: TrainOptions) -> None:
+    short = replace(options, steps=4, save_every=2)
+    first, again, longer = Recorder(), Recorder(), Recorder()
+    summary = run_training(short, JitStep, first)
+    found = run_training(replace(short, steps=3), JitStep, again)
+    assert again.events == [("finished", 4)]
+    assert found == summary
+    # A checkpoint that is torn is not taken: the last steps are done again.
+    meta = options.out / "checkpoints" / "4" / "meta" / "metadata"
+    meta.write_text(meta.read_text()[:-9])
+    run_training(short, JitStep, longer)
+    assert longer.of("resume") == [(2,)]
+    assert longer.of("step") == first.of("step")[2:]
+    # Without its summary it cannot say how it went.
+    (options.out / "summary.json").unlink()
+    run_training(short, JitStep, again)
+    assert len(again.of("plan")) == 1
+
+
+def test_a_run_with_all_its_steps_is_not_taken_for_another(options: TrainOptions) -> None:
+    run_training(replace(options, steps=2), JitStep, Recorder())
+    with pytest.raises(MeshwiseError, match="of another run:\n  seed: 0 there, 1 here"):
+        run_training(replace(options, steps=2, seed=1), JitStep, Recorder())
 
 
 def test_a_run_tells_what_it_does_and_learns(options: TrainOptions) -> None:

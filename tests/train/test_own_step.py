@@ -73,7 +73,8 @@ def test_a_step_of_ones_own_is_trained_and_goes_on_under_another_plan(
 
 
 @pytest.mark.parametrize(
-    "made", ["made", "of_arrays", "with_static_parts", "with_numbers", "with_a_short_batch"]
+    "made",
+    ["made", "of_arrays", "with_static_parts", "of_equinox", "with_numbers", "with_a_short_batch"],
 )
 @pytest.mark.usefixtures("quick_steps")
 def test_a_run_that_fails_goes_on_to_the_losses_of_a_whole_one(
@@ -115,8 +116,22 @@ def test_another_state_or_function_is_not_gone_on_with(
     with pytest.raises(CheckpointError, match=rf"(?s)of another run:.*{told}.*--fresh"):
         run_training(options, JitStep, Recorder())
     monkeypatch.setattr(own_steps, "other", own_steps.made, raising=False)
-    with pytest.raises(CheckpointError, match=r"step: doubles.own_steps:made there, .*:other here"):
+    with pytest.raises(CheckpointError, match=r"step: own_steps:made there, own_steps:other here"):
         run_training(replace(options, step="doubles.own_steps:other"), JitStep, Recorder())
+
+
+@pytest.mark.usefixtures("quick_compile")
+def test_a_run_goes_on_however_its_step_is_spelled(
+    options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "spelled.py").write_text("from doubles.own_steps import *\n")
+    monkeypatch.chdir(tmp_path)
+    steps = ("spelled.py:made", "spelled:made", f"{tmp_path}/spelled.py:made")
+    for number, step in enumerate(steps, 1):
+        seen = Recorder()
+        run_training(replace(options, step=step, steps=number), JitStep, seen)
+        assert len(seen.of("step")) == 1
 
 
 def test_the_seed_makes_the_first_state(options: TrainOptions) -> None:
@@ -181,7 +196,7 @@ def test_a_file_and_what_lies_beside_it_are_imported(
     (tmp_path / "beside_own_step.py").write_text("from doubles.own_steps import *\n")
     # Named as a module of Python, which stays.
     (tmp_path / "json.py").write_text("from beside_own_step import made as make\n")
-    assert made_step(f"{tmp_path}/json.py:make") == own_steps.made()
+    assert made_step(f"{tmp_path}/json.py:make").batch is own_steps.batch
     assert sys.modules["json"] is json
     (tmp_path / "own_step_in_need.py").write_text("import no_such_package\n")
     monkeypatch.chdir(tmp_path)

@@ -6,57 +6,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 
+from meshwise.api.arguments import DEFAULT_BATCH_ARGNUMS, Binding, Call
 from meshwise.api.object_step import ObjectStep, parallelized
-from meshwise.errors import TraceError
+from meshwise.api.static_leaves import ARRAYS, with_static_leaves, without_static_leaves
 from meshwise.jax_compat.jaxprs import PyTree
-from meshwise.runtime.host_rows import HostRows
+from meshwise.trace.libraries import library_of
 from meshwise.trace.loss import value_and_grad, without_value
-
-_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray, np.generic, HostRows)
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class Static:
-    """A leaf that is no array: a constant of the step."""
-
-    value: Any
 
 
 class EqxStep(ObjectStep):
     """A step of Equinox modules; made by `mw.eqx.parallelize`."""
 
-    def _arrays(self, value: PyTree) -> PyTree:
-        return jax.tree_util.tree_map_with_path(self._leaf, value)
+    def _taken_apart(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+    ) -> tuple[Binding, Call]:
+        if self._options.batch_argnums == DEFAULT_BATCH_ARGNUMS:
+            given = self._by_number(args, kwargs)
+            # Batch data may be a module itself; what only holds modules is optimizer state.
+            if 1 in given and not isinstance(given[1], eqx.Module) and not _is_batch(given[1]):
+                batch = self._dynamic(n for n in sorted(given) if _is_batch(given[n]))
+                self._options = replace(self._options, batch_argnums=batch)
+        return super()._taken_apart(args, kwargs)
 
-    def _leaf(self, path: Any, leaf: Any) -> Any:
-        if isinstance(leaf, _ARRAYS):
-            return leaf
-        try:
-            hash(leaf)
-        except TypeError:
-            raise TraceError(
-                f"{self._options.name} takes or returns a leaf {jax.tree_util.keystr(path)} of "
-                f"type {type(leaf).__name__}, which is no array and cannot be hashed "
-                f"({leaf!r:.80}); make it an array, or a static field of its module"
-            ) from None
-        return Static(leaf)
+    def _arrays(self, value: PyTree) -> PyTree:
+        return with_static_leaves(value, self._options.name)
 
     def _objects(self, arrays: PyTree) -> PyTree:
-        def is_static(node: Any) -> bool:
-            return isinstance(node, Static)
+        return without_static_leaves(arrays)
 
-        return jax.tree.map(
-            lambda leaf: leaf.value if is_static(leaf) else leaf, arrays, is_leaf=is_static
-        )
+
+def _is_batch(value: PyTree) -> bool:
+    """Whether an argument may be batch data: it has arrays, and no modules."""
+    leaves = jax.tree.leaves(value)
+    return library_of(value) is None and any(isinstance(leaf, ARRAYS) for leaf in leaves)
 
 
 def parallelize(fun: Callable[..., PyTree] | None = None, **options: Any) -> Any:
@@ -66,7 +55,9 @@ def parallelize(fun: Callable[..., PyTree] | None = None, **options: Any) -> Any
         fun: The step, as `step(model, opt_state, batch)`, which returns the new model.  Arrays of
             JAX and NumPy are its data; every other leaf is a constant, for whose values the step
             is planned anew.
-        **options: As in `mw.parallelize`.
+        **options: As in `mw.parallelize`.  By default batch data is argument 1, or if that is the
+            state of an optimizer (it holds modules, or no arrays), every argument with arrays and
+            without modules.
 
     Returns:
         An `EqxStep`, a `ParallelStep` that takes modules; decorator if `fun` is left out.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from meshwise.api.arguments import Binding, step_name
+from meshwise.api.arguments import ArgumentOptions, Binding, step_name
 from meshwise.api.same_arguments import check_same_arguments, named_leaves
 from meshwise.errors import PlanError, TraceError
 from meshwise.jax_compat.jaxprs import PyTree
@@ -78,18 +78,90 @@ class StatePlace(NamedTuple):
     order: int
 
 
-def state_place(binding: Binding) -> StatePlace:
-    """Return the first argument that is neither static nor batch data, or else the first."""
+def num_states(options: ArgumentOptions, num_others: int, keywords: Iterable[str]) -> int:
+    """Return how many arguments of a step what makes its state has to make.
+
+    Args:
+        options: The arguments of the step.
+        num_others: How many are given by position.
+        keywords: Names of those given by keyword.
+    """
+    given = set(keywords)
+    required = [p.name for p in options.parameters or () if p.default is p.empty]
+    return max(1, sum(name not in given for name in required) - num_others)
+
+
+def state_places(binding: Binding, count: int) -> list[StatePlace]:
+    """Return the first arguments that are neither static nor batch data; one at least.
+
+    Args:
+        binding: How the arguments are taken apart.
+        count: How many arguments are state.
+
+    Raises:
+        TraceError: there are fewer.
+    """
     dynamic = [slot.position for slot in binding.slots if slot.position not in binding.static]
     batch = binding.signature.batch_argnums
-    order = next((k for k in range(len(dynamic)) if k not in batch), 0)
-    return StatePlace(dynamic[order] if dynamic else 0, order)
+    free = [k for k in range(len(dynamic)) if k not in batch]
+    if count == 1:
+        order = free[0] if free else 0
+        return [StatePlace(dynamic[order] if dynamic else 0, order)]
+    if len(free) < count:
+        labels = binding.signature.labels
+        raise TraceError(
+            f"init of {binding.step_name} lacks arguments: {count} of {', '.join(labels)} are not "
+            "given, so they would be state, but batch data (batch_argnums) is "
+            f"{', '.join(labels[k] for k in batch)}; pass all that is not state after the "
+            "arguments of the function that makes it, as step.init(create_state, key, batch)"
+        )
+    return [StatePlace(dynamic[k], k) for k in free[:count]]
+
+
+def states_of(
+    fun: Callable[..., PyTree], state: PyTree, binding: Binding, places: Sequence[StatePlace]
+) -> tuple[PyTree, ...]:
+    """Return the state as arguments of the step.
+
+    Args:
+        fun: What makes the state.
+        state: What it makes.
+        binding: How the arguments are taken apart.
+        places: Which of them are state.
+
+    Raises:
+        TraceError: the step takes several, and the state is no tuple of so many.
+    """
+    if len(places) == 1:
+        return (state,)
+    if isinstance(state, tuple | list) and len(state) == len(places):
+        return tuple(state)
+    labels = {slot.position: slot.label for slot in binding.slots}
+    wanted = " and ".join(labels[place.number] for place in places)
+    what = f"{len(state)}" if isinstance(state, tuple | list) else "one value"
+    raise TraceError(
+        f"init of {binding.step_name} is not given {wanted}, so {step_name(fun)} has to return a "
+        f"tuple of {len(places)}, and it returns {what}; what it does not make comes after its "
+        "own arguments, as step.init(create_state, key, batch)"
+    )
+
+
+def leaves_at(args: tuple[PyTree, ...], places: Sequence[StatePlace]) -> list[int]:
+    """Return the numbers of the leaves of arguments among those of all arguments.
+
+    Args:
+        args: The arguments that are not static.
+        places: Which of them are meant.
+    """
+    leaves, tree = jax.tree.flatten(args)
+    numbered = tree.unflatten(range(len(leaves)))
+    return jax.tree.leaves([numbered[place.order] for place in places])
 
 
 def planned_for_state(
     planned: Mapping[Hashable, PlannedCall], state: PyTree
-) -> tuple[Hashable, int]:
-    """Return the key of a planned step that takes such a state, and its first leaf's position.
+) -> tuple[Hashable, list[int]]:
+    """Return the key of a planned step that takes such a state, and positions of its leaves.
 
     Args:
         planned: Planned calls of the step.
@@ -106,7 +178,7 @@ def planned_for_state(
             places = jax.tree.leaves(argument)
             avals = [user.in_avals[i] for i in places]
             if places and [(a.shape, a.dtype) for a in avals] == wanted:
-                return key, places[0]
+                return key, places
     raise PlanError(
         "init needs to know the other arguments of the step to make a plan; pass their shapes "
         "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"

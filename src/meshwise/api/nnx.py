@@ -50,21 +50,15 @@ class NnxStep(ObjectStep):
     def _taken_apart(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
     ) -> tuple[Binding, Call]:
-        names = [parameter.name for parameter in self._options.parameters or ()]
-        placed = {names.index(name): value for name, value in kwargs.items() if name in names}
-        given = dict(enumerate(args)) | placed
+        given = self._by_number(args, kwargs)
         batch = self._options.batch_argnums
         wrong = next((n for n in batch if _has_modules(given.get(n))), None)
         if wrong is not None:
-            others = tuple(
-                n
-                for n in sorted(given)
-                if n not in self._options.static_argnums and not _has_modules(given[n])
-            )
+            others = self._dynamic(n for n in sorted(given) if not _has_modules(given[n]))
             if batch != DEFAULT_BATCH_ARGNUMS:
                 raise TraceError(
-                    f"batch_argnums={batch} of {self._options.name} names argument {wrong}, "
-                    f"which holds an NNX module and is no batch data; say batch_argnums={others}"
+                    f"batch_argnums={batch} of {self._options.name} names argument {wrong}, which "
+                    f"holds an NNX module and is no batch data; say batch_argnums={others}"
                 )
             self._options = replace(self._options, batch_argnums=others)
         binding, call = super()._taken_apart(args, kwargs)
@@ -77,6 +71,11 @@ class NnxStep(ObjectStep):
         if len(set(arrays)) < len(arrays):
             self._refuse_sharing(self._from_caller(args, kwargs))
         return binding, call
+
+    def _several(self, made: PyTree) -> PyTree:
+        if isinstance(made, tuple | list):
+            self._refuse_sharing(tuple(made))
+        return super()._several(made)
 
     def _refuse_sharing(self, given: tuple[PyTree, ...]) -> None:
         seen: dict[int, int] = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
-from meshwise.api.arguments import Binding, Call
+from meshwise.api.arguments import DEFAULT_BATCH_ARGNUMS, Binding, Call
+from meshwise.api.init_state import num_states, split_init_args
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.api.parallelize import parallelize
 from meshwise.errors import TraceError
@@ -83,12 +84,45 @@ class ObjectStep(ParallelStep):
 
     def init(self, fun: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Create the state where the plan wants it, see `ParallelStep.init`."""
+        others = split_init_args(fun, args)[1] if callable(fun) else ()
+        count = num_states(self._options, len(others), kwargs) if others or kwargs else 1
+        if count == 1:
+            return self._objects(super().init(self._made(fun, self._arrays), *args, **kwargs))
+        self._expect_states(count, len(others))
+
+        made = super().init(self._made(fun, self._several), *args, **kwargs)
+        return tuple(map(self._objects, made))
+
+    def _made(self, fun: Any, taken: Callable[[PyTree], PyTree]) -> Any:
+        """Return a function that takes apart what another one makes; no function stays as it is."""
+        if not callable(fun):
+            return fun
 
         @wraps(fun)
         def arrays(*fun_args: PyTree) -> PyTree:
-            return self._arrays(fun(*fun_args))
+            return taken(fun(*fun_args))
 
-        return self._objects(super().init(arrays, *args, **kwargs))
+        return arrays
+
+    def _several(self, made: PyTree) -> PyTree:
+        """Return what is made for several arguments as a tree of arrays for each."""
+        is_several = isinstance(made, tuple | list)
+        return tuple(map(self._arrays, made)) if is_several else self._arrays(made)
+
+    def _expect_states(self, count: int, num_others: int) -> None:
+        """Learn that a state is several arguments, before they are there; the first ones."""
+        if self._options.batch_argnums == DEFAULT_BATCH_ARGNUMS:
+            others = self._dynamic(range(count, count + num_others))
+            self._options = replace(self._options, batch_argnums=others)
+
+    def _dynamic(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        return tuple(n for n in numbers if n not in self._options.static_argnums)
+
+    def _by_number(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> dict[int, PyTree]:
+        """Return the arguments by their numbers, also those that are passed by keyword."""
+        names = [parameter.name for parameter in self._options.parameters or ()]
+        placed = {names.index(name): value for name, value in kwargs.items() if name in names}
+        return dict(enumerate(args)) | placed
 
 
 def parallelized(kind: type[_Step], fun: Callable[..., PyTree], options: dict[str, Any]) -> _Step:

@@ -26,9 +26,18 @@ from meshwise.api.arguments import (
 from meshwise.api.bound_steps import kept_step
 from meshwise.api.distributed_cluster import seen_cluster
 from meshwise.api.forbidden_transfers import check_transfers
-from meshwise.api.init_state import born_sharded, init_call, planned_for_state, state_place
+from meshwise.api.init_state import (
+    born_sharded,
+    init_call,
+    leaves_at,
+    num_states,
+    planned_for_state,
+    state_places,
+    states_of,
+)
 from meshwise.api.job_planning import plan_in_job
 from meshwise.api.local_cluster import ONE_CPU, is_one_cpu
+from meshwise.api.refusals import without_frames
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
@@ -339,30 +348,38 @@ class ParallelStep(PlannedStep):
     def init(self, fun: Callable[..., PyTree], *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Create the state where the plan wants it: no device ever holds all of it.
 
-        The state is the first argument of the step that is neither static nor batch data.
+        The state is the first argument of the step that is neither static nor batch data.  Where
+        `args` leave out several arguments, as of `step(model, optimizer, batch)`, `fun` makes them
+        all: `model, optimizer = step.init(create, key, batch)`.
 
         Args:
-            fun: Makes the state.
+            fun: Makes the state; returns a tuple where the step takes it as several arguments.
             *args: Arguments of `fun`, then the other arguments of the step in their order (shapes
                 do), as in `step.init(create_state, key, batch)`.  The latter may be left out if
                 the step has a plan for such a state already.
             **kwargs: Arguments of the step that are passed by keyword.
 
         Raises:
-            TraceError: an argument of `fun` is not an array.
+            TraceError: an argument of `fun` is not an array; it makes fewer arguments than are left
+                out.
             PlanError: there is no plan for such a state and no arguments to make one.
         """
         fun_args, others, state = init_call(fun, args, self._job(), self._options.name)
         if others or kwargs:
-            place = state_place(bind(self._options, len(others) + 1, tuple(kwargs)))
-            given = (*others[: place.number], state, *others[place.number :])
-            binding, call = self._taken_apart(given, kwargs)
+            count = num_states(self._options, len(others), kwargs)
+            asked = bind(self._options, len(others) + count, tuple(kwargs))
+            places = state_places(asked, count)
+            given = list(others)
+            parts = states_of(fun, state, asked, places)
+            for place, part in zip(places, parts, strict=True):
+                given.insert(place.number, part)
+            binding, call = self._taken_apart(tuple(given), kwargs)
             executable = self._executable(binding, call)
-            start = len(jax.tree.leaves(call.args[: place.order]))
+            leaves = leaves_at(call.args, places)
         else:
-            key, start = planned_for_state(self._planned, state)
+            key, leaves = planned_for_state(self._planned, state)
             executable = self._compiled(key, self._planned[key])
-        wanted = executable.in_shardings[start:][: len(jax.tree.leaves(state))]
+        wanted = [executable.in_shardings[n] for n in leaves]
         made, in_job = under_mesh(fun, users_mesh()), self._job() is not None
         with own_context():
             return born_sharded(made, fun_args, state, wanted, in_job=in_job)
@@ -590,9 +607,9 @@ class ParallelStep(PlannedStep):
             request = replace(self._request, placement=self._placement(given))
             with own_context():
                 if job is None:
-                    planned = plan_call(given, request)
+                    planned = without_frames(lambda: plan_call(given, request))
                 else:
-                    planned = plan_in_job(job, name, given, request)
+                    planned = without_frames(lambda: plan_in_job(job, name, given, request))
             self._planned[key] = planned
             told = list(planned.plan.warnings)
             if self._request.cluster is seen_cluster and is_one_cpu(planned.plan.cluster):

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from meshwise.cli.clock import process_start
+from meshwise.errors import MeshwiseError
 from meshwise.system.collector import collection_paused
 
 # Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
@@ -33,13 +34,23 @@ TRAIN_EXTRA = ("flax", "optax", "orbax")
 
 
 class _LazyGroup(click.Group):
-    """Imports a subcommand only when it is asked for, so that `--help` does not load JAX."""
+    """Imports a subcommand only when it is asked for, so that `--help` does not load JAX.
+
+    What a subcommand is refused with ends it with the message alone.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Run the command of this process; its clock is the context's object."""
         if not args and not kwargs:
             kwargs["obj"] = process_start()
         return super().__call__(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the subcommand."""
+        try:
+            return super().invoke(ctx)
+        except MeshwiseError as error:
+            raise click.ClickException(str(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, in the order of `COMMANDS`."""

@@ -20,7 +20,6 @@ from meshwise.cli.outputs import check_writable
 from meshwise.cli.params import ByteSize
 from meshwise.cluster.description.profile import Profile
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import MeshwiseError
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.exit_codes import INTERRUPTED
 from meshwise.targets.catalog import compile_target
@@ -140,8 +139,6 @@ def calibrate(
     except KeyboardInterrupt:
         click.echo("interrupted: no profile was written", err=True)
         sys.exit(INTERRUPTED)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"cannot write {out}: {error.strerror}") from error
     click.echo(profile.to_json() if as_json else _summary(profile), nl=False)

@@ -16,7 +16,6 @@ from meshwise.calibrate.hosts import CalibratedHosts, calibrate_hosts
 from meshwise.calibrate.measure import Sizes
 from meshwise.cli.outputs import check_writable
 from meshwise.cluster.description.toml_text import cluster_toml
-from meshwise.errors import MeshwiseError
 from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.system.atomic_file import write_atomically
 from meshwise.system.exit_codes import INTERRUPTED
@@ -112,8 +111,6 @@ def calibrate_job(
     except KeyboardInterrupt:
         say("interrupted: nothing was written")
         sys.exit(INTERRUPTED)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.ClickException(f"cannot write {out}: {error.strerror}") from error
     if out is not None:

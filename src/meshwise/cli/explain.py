@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from meshwise.cli.outputs import check_writable, echo_text, write_output
-from meshwise.errors import MeshwiseError
 from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
@@ -36,12 +35,9 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     """
     if html_file is not None:
         check_writable(html_file)
-    try:
-        read = plan_from_file(plan)
-        if html_file is not None:
-            write_output(html_file, plan_page(read))
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    read = plan_from_file(plan)
+    if html_file is not None:
+        write_output(html_file, plan_page(read))
     if not as_json:
         echo_text(read.explain(), plan_memory(read).warning_lines())
         return

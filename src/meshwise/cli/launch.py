@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from meshwise.errors import MeshwiseError
 from meshwise.hosts.host_process import Stream
 from meshwise.hosts.launch import JobEnd, JobRequest, end_text
 from meshwise.hosts.launch import launch as launch_job
@@ -123,10 +122,7 @@ def launch(
         max_restarts=max_restarts,
     )
     lines = _Lines(only_stderr=as_json)
-    try:
-        end = launch_job(request, write=lines.write, report=lines.report)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    end = launch_job(request, write=lines.write, report=lines.report)
     if as_json:
         click.echo(json.dumps(_document(end)))
     sys.exit(end.exit_code)

@@ -248,28 +248,25 @@ def plan(
         pins=pinned,
         measure=measure,
     )
-    try:
+    if verify:
+        from meshwise.api.verify import check_target
+
+        check_target(cluster, target)
+    with collection_paused():
+        chosen = chosen_step(model, step, batch, dtype, changes)
+    verified = ""
+    with kept_records() if uses_cache else nullcontext() as records:
+        planner = _Planner(request, chosen, report, records)
         if verify:
-            from meshwise.api.verify import check_target
+            from meshwise.cli.plan_verification import planned_until_it_fits
 
-            check_target(cluster, target)
-        with collection_paused():
-            chosen = chosen_step(model, step, batch, dtype, changes)
-        verified = ""
-        with kept_records() if uses_cache else nullcontext() as records:
-            planner = _Planner(request, chosen, report, records)
-            if verify:
-                from meshwise.cli.plan_verification import planned_until_it_fits
-
-                planned, found_out = planned_until_it_fits(planner.plan, target, out, report)
-                verified = found_out.explain()
-            else:
-                planned = planner.plan()
-        found, timeline = planned.plan, planned.timeline
-        name = ", ".join((model, dtype, *changes)) if model else step or ""
-        found = replace(found, model=name)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+            planned, found_out = planned_until_it_fits(planner.plan, target, out, report)
+            verified = found_out.explain()
+        else:
+            planned = planner.plan()
+    found, timeline = planned.plan, planned.timeline
+    name = ", ".join((model, dtype, *changes)) if model else step or ""
+    found = replace(found, model=name)
     rivals = cache(partial(_rivals, planned, request, report)) if with_rivals else tuple
     unwritten = list(_unwritten(_texts(found, timeline, trace_file, html_file, out, rivals)))
     # What minutes were spent on is not lost with a disk that is full.
@@ -342,10 +339,7 @@ def _answer(
 ) -> TrainerAnswer:
     from meshwise.planner.trainer_plan import trainer_answer
 
-    try:
-        return trainer_answer(TRAINERS[trainer], planned, request, report)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    return trainer_answer(TRAINERS[trainer], planned, request, report)
 
 
 def _texts(

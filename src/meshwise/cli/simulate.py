@@ -10,7 +10,6 @@ import click
 from meshwise.cli.outputs import check_writable, echo_text, write_output
 from meshwise.cli.params import ClusterName, trace_option
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import simulation_data, simulation_text
@@ -62,11 +61,8 @@ def simulate(
         schedule=choices()[schedule] if schedule else None,
         num_microbatches=microbatches,
     )
-    try:
-        read = plan_from_file(plan)
-        found = simulate_plan(read, changes)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    read = plan_from_file(plan)
+    found = simulate_plan(read, changes)
     if trace_file is not None:
         write_output(trace_file, chrome_trace(found.timeline))
     if as_json:

@@ -32,7 +32,6 @@ from meshwise.cli.train_hosts import (
     run_on_ray,
 )
 from meshwise.cli.train_view import TrainView
-from meshwise.errors import MeshwiseError
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.schedules.registry import ALL, choices
@@ -40,7 +39,7 @@ from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 from meshwise.system.progress import shown
 from meshwise.train.build import followed, step_builder
 from meshwise.train.loop import run_training
-from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout
+from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout, short_name
 from meshwise.train.start import is_begun
 from meshwise.train.summary import TrainSummary
 
@@ -331,12 +330,9 @@ def _run_on_others(
     arguments: Sequence[str], hosts: int, devices: int, max_restarts: int, *, ray: bool
 ) -> int:
     """Run the same command in other processes, and return the exit code."""
-    try:
-        if ray:
-            return run_on_ray(arguments, hosts, devices)
-        return run_on_hosts(arguments, hosts, devices, max_restarts)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    if ray:
+        return run_on_ray(arguments, hosts, devices)
+    return run_on_hosts(arguments, hosts, devices, max_restarts)
 
 
 def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | None) -> TrainSummary:
@@ -348,16 +344,13 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
     except KeyboardInterrupt:
         view.note("stopped; what was saved stays")
         sys.exit(flag.exit_code)
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _folder_of(step: str | None) -> Path:
     """Return the folder of a run for which none is named: after the module or file of its step."""
     if step is None:
         return Path("runs", "gpt")
-    place = Path(step.partition(":")[0].removesuffix(".py"))
-    return Path("runs", place.name.rpartition(".")[2])
+    return Path("runs", short_name(step).partition(":")[0])
 
 
 def _check_own(ctx: click.Context) -> None:

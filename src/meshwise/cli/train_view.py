@@ -129,6 +129,22 @@ class TrainView:
         once = "; kernels that it needs are compiled too, once, in a minute at most"
         self.note(f"planning{'' if has_kernels() else once}")
 
+    def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
+        """Say so, and how to go on; the page needs no step."""
+        done = summary.steps_done
+        self._console.print(
+            f"[bold]nothing to do[/]: the run has all its steps, {done} ({_losses(summary)}).\n"
+            f"--steps {2 * done} goes on with it, --fresh begins anew\n"
+            f"checkpoint: {summary.checkpoint}",
+            soft_wrap=True,
+        )
+        if self._trace_file is not None:
+            self._unwritten.append(f"no step was measured for {self._trace_file}")
+        if self._html_file is not None and plan is not None:
+            self._write(self._html_file, plan_page(plan))
+        elif self._html_file is not None:
+            self._unwritten.append(f"no plan of these settings is kept for {self._html_file}")
+
     def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
         """Show the plan as tables."""
         self._is_planned = True
@@ -137,7 +153,11 @@ class TrainView:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
         self._console.print(layout_table(state))
         is_one = plan.schedule == ONE_PROGRAM
-        self._console.print((plan_table if is_one else pipeline_table)(plan, plan_s))
+        assert self._options is not None
+        limit = self._options.memory_bytes
+        self._console.print(
+            plan_table(plan, plan_s, limit) if is_one else pipeline_table(plan, plan_s)
+        )
         for warning in plan.warnings:
             self._console.print(f"[yellow]warning:[/] {warning}")
         if is_one and self._html_file is not None:
@@ -217,7 +237,7 @@ class TrainView:
         heldout = summary.heldout_loss
         self._console.print(
             f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
-            f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}"
+            f"call: {_losses(summary)}"
             f"{'' if heldout is None else f', held-out {heldout:.3f}'}; "
             f"{self._training.rate_text(summary.median_step_s)}"
         )
@@ -305,8 +325,14 @@ def layout_table(state: PyTree) -> Table:
     return table
 
 
-def plan_table(plan: Plan, plan_s: float) -> Table:
-    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it."""
+def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
+    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it.
+
+    Args:
+        plan: The plan, of one mesh.
+        plan_s: Seconds in which it was found.
+        limit: Bytes that a device may hold, as it was asked for; None: what it has.
+    """
     table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
     best = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
     replicated = plan.replicated
@@ -314,8 +340,8 @@ def plan_table(plan: Plan, plan_s: float) -> Table:
     table.add_row("mesh", mesh_text(plan.mesh))
     table.add_row("micro-batches", str(plan.num_microbatches))
     table.add_row("predicted time", seconds_text(plan.step_time_s))
-    limit = bytes_text(plan.mesh.device.memory_bytes)
-    table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {limit} a device")
+    most = bytes_text(plan.mesh.device.memory_bytes if limit is None else limit)
+    table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {most} a device")
     table.add_row("dense work", f"{flop_text(plan.device_flop)} a device")
     table.add_row(
         "replicated",
@@ -378,6 +404,12 @@ def _layout(leaf: jax.Array) -> str:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         words.append("*".join(map(str, axes)) or "-")
     return " ".join(words) if any(word != "-" for word in words) else "whole"
+
+
+def _losses(summary: TrainSummary) -> str:
+    many = summary.loss_steps
+    means = f" (means of the first {many} steps and the last {many})" if many > 1 else ""
+    return f"loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}{means}"
 
 
 def _compare(

@@ -11,7 +11,6 @@ import click
 import meshwise as mw
 from meshwise.cli.params import batch_option, config_option, dtype_option, statistics_option
 from meshwise.cli.steps import chosen_step, model_names
-from meshwise.errors import MeshwiseError
 from meshwise.report.plan_file import plan_from_file
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compiler import Listener
@@ -65,19 +64,16 @@ def verify(
     def report(text: str) -> None:
         click.echo(f"{time.monotonic() - start:7.1f} s  {text}", err=True)
 
-    try:
-        found = plan_from_file(plan)
-        fun, state, rows = chosen_step(model, step, batch, dtype, changes)
-        replayed = mw.parallelize(
-            fun,
-            method=mw.Replay(found),
-            cluster=found.cluster,
-            num_microbatches=found.num_microbatches,
-            microbatch_statistics=statistics,
-        )
-        verified = replayed.verify(state, rows, target=target, listener=told_by(report))
-    except MeshwiseError as error:
-        raise click.ClickException(str(error)) from error
+    found = plan_from_file(plan)
+    fun, state, rows = chosen_step(model, step, batch, dtype, changes)
+    replayed = mw.parallelize(
+        fun,
+        method=mw.Replay(found),
+        cluster=found.cluster,
+        num_microbatches=found.num_microbatches,
+        microbatch_statistics=statistics,
+    )
+    verified = replayed.verify(state, rows, target=target, listener=told_by(report))
     click.echo(verified.to_json() if as_json else verified.explain(), nl=False)
     if not verified.fits:
         raise click.exceptions.Exit(DOES_NOT_FIT)

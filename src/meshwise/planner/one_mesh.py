@@ -38,6 +38,7 @@ from meshwise.planner.offload import (
     fastest,
     least_in_host,
 )
+from meshwise.planner.other_step import other_step
 from meshwise.request.constraints import FREE_METHODS, kept_constraints
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
 from meshwise.request.pins import apart, pinned
@@ -195,14 +196,13 @@ def _replay(
 ) -> tuple[TracedStep, Plan]:
     asked = (plan.num_microbatches, plan.mesh.num_devices)
     found = attended(*asked) if plan.joins_attention else None
-    step = trace(*asked) if found is None else found
-    step = with_padding(step, plan.padding.dims)
-    digest = fingerprint(step.graph)
-    if digest != plan.fingerprint:
-        raise PlanError(
-            f"the plan is for another step or other shapes (fingerprint {plan.fingerprint}, this "
-            f"step has {digest}); plan again"
-        )
+    whole = trace(*asked) if found is None else found
+    try:
+        step = with_padding(whole, plan.padding.dims)
+    except PlanError:
+        raise other_step(plan, whole.graph) from None
+    if fingerprint(step.graph) != plan.fingerprint:
+        raise other_step(plan, step.graph)
     verify_decision(step.graph, plan.decision, plan.mesh)
     if memory_bytes is not None:
         plan = limited_plan(plan, lambda _: memory_bytes)

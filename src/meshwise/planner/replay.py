@@ -21,6 +21,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Remat, Stage
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.memory_share import limited_plan
+from meshwise.planner.other_step import REMEDY
 from meshwise.planner.pipeline import layers_of
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step_call import StepCall
@@ -76,7 +77,7 @@ def replayed_pipeline(
         return piece_of(k, remat).graph
 
     if plan.fingerprint and plan.fingerprint != pipeline_fingerprint(plan.stages, graph_of):
-        raise PlanError("the plan is for another step or other shapes; plan again")
+        raise PlanError(f"the plan is for another step or other shapes; {REMEDY}")
     plan = _counted(plan, layers, piece, memory_bytes)
     timeline = simulate_plan(plan).timeline
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
@@ -127,7 +128,7 @@ def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
         if plan.cuts[-1][1] + 1 != chain.num_operators:
             raise PlanError(
                 f"the plan is for another step: its layers have {plan.cuts[-1][1] + 1} operators, "
-                f"the forward pass of this one {chain.num_operators}"
+                f"the forward pass of this one {chain.num_operators}; {REMEDY}"
             )
         return plan.cuts
 
@@ -142,7 +143,8 @@ def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
     )
     if layers.batch_size != plan.batch_size:
         raise PlanError(
-            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}"
+            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}; "
+            f"{REMEDY}"
         )
     return layers
 
@@ -167,7 +169,9 @@ def _check(
         if is_new:
             verify_decision(piece.graph, decision, stage.mesh)
     except PlanError as error:
-        raise PlanError(f"layer {k}: {error}") from error
+        raise PlanError(
+            f"the plan is for another step or other shapes: layer {k}: {error}; {REMEDY}"
+        ) from error
     names = layers.state_names(k)
     state = [
         (name, piece.graph.tensors[piece.graph.inputs[i]].shape, decision.inputs[i])

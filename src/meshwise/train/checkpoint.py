@@ -74,15 +74,14 @@ class Checkpoints:
         self._saving: int | None = None
         self._damaged: set[int] = set()
         if self._job is None:
-            set_notes_aside(self._folder)
+            self._clear()
         else:
-            self._job.from_first("the notes of checkpoints", self._sound_notes)
+            self._job.from_first("the notes of checkpoints", self._clear)
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep,
                 create=True,
-                cleanup_tmp_directories=True,
                 enable_async_checkpointing=True,
                 # Threads that wait for a folder that cannot be made would keep the process alive.
                 async_options=AsyncOptions(
@@ -95,8 +94,11 @@ class Checkpoints:
             },
         )
 
-    def _sound_notes(self) -> str:
+    def _clear(self) -> str:
+        """Remove what is unfinished, now: Orbax would do it in a thread that nobody waits for."""
         set_notes_aside(self._folder)
+        for path in self._folder.glob(f"*{_TEMPORARY}*"):
+            shutil.rmtree(path, ignore_errors=True)
         return ""
 
     def __enter__(self) -> Self:
@@ -198,11 +200,7 @@ class Checkpoints:
                 a run with other settings.
         """
         self.wait()
-        steps = self._steps()
-        if self._job is not None:
-            steps = json.loads(
-                self._job.from_first("the list of checkpoints", lambda: json.dumps(steps))
-            )
+        steps = self._agreed_steps()
         if not steps:
             raise CheckpointError(f"no checkpoint in {self._folder}")
         target = _target(like)
@@ -224,6 +222,53 @@ class Checkpoints:
             "them and starts anew"
         )
 
+    def has_whole(self, step: int) -> bool:
+        """Return whether the newest checkpoint is of this step or a later one, and whole.
+
+        All processes of a job call it.
+
+        Args:
+            step: How many steps are asked for.
+
+        Raises:
+            CheckpointError: it is of a run with other settings.
+        """
+        newest = max(self._agreed_steps(), default=0)
+        if newest < step:
+            return False
+        try:
+            self._verified(newest)
+        except _DamageError:
+            return False
+        return True
+
+    def _agreed_steps(self) -> list[int]:
+        """Return the steps of all complete checkpoints, as process 0 of a job sees them."""
+        steps = self._steps()
+        if self._job is None:
+            return steps
+        topic = "the list of checkpoints"
+        return json.loads(self._job.from_first(topic, lambda: json.dumps(steps)))
+
+    def _verified(self, step: int) -> _Meta:
+        """Return what a checkpoint says beside its arrays, if it is whole and of this run.
+
+        Raises:
+            _DamageError: it is not whole; in every process.
+            CheckpointError: it is whole, and of a run with other settings.
+        """
+        found: list[_Meta] = []
+
+        def verify() -> None:
+            found.append(self._meta(step))
+            damage = self._damage_of_state(step, found[0])
+            if damage:
+                raise _DamageError(damage)
+
+        self._agree_on(f"the checkpoint of step {step}", self._failure_of(verify))
+        self._check_identity(found[0].identity, step)
+        return found[0]
+
     def _restored(self, step: int, like: PyTree, target: PyTree) -> tuple[PyTree, History]:
         """Return what a checkpoint holds.
 
@@ -231,19 +276,7 @@ class Checkpoints:
             _DamageError: it cannot be restored; in every process.
             CheckpointError: it is whole, and of a run with other settings.
         """
-        topic = f"the checkpoint of step {step}"
-        meta: _Meta | None = None
-
-        def verify() -> None:
-            nonlocal meta
-            meta = self._meta(step)
-            damage = self._damage_of_state(step, meta)
-            if damage:
-                raise _DamageError(damage)
-
-        self._agree_on(topic, self._failure_of(verify))
-        assert meta is not None
-        self._check_identity(meta.identity, step)
+        meta = self._verified(step)
         for leaf in jax.tree.leaves(like):
             if not leaf.is_deleted():
                 leaf.delete()
@@ -257,7 +290,7 @@ class Checkpoints:
                 raise _DamageError(f"it holds the state of step {int(state[0].step)}")
 
         if self._job is None or not meta.has_checksums:
-            self._agree_on(topic, self._failure_of(read))
+            self._agree_on(f"the checkpoint of step {step}", self._failure_of(read))
         else:
             # Its files are whole.  Orbax's processes wait for each other: what fails in one ends
             # the job, and the next start tries again.

@@ -48,6 +48,7 @@ from meshwise.train.text_training import text_training
 from meshwise.train.training import Training
 
 CHECKPOINT_FOLDER = "checkpoints"
+SUMMARY = "summary.json"
 _WARM_UP = 2  # Steps of a call before the one that is measured.
 _WINDOW = 10  # Steps over which the first and the last loss are averaged.
 
@@ -57,6 +58,10 @@ class Listener(Protocol):
 
     def on_start(self, options: TrainOptions, training: Training) -> None:
         """The data is there; planning begins."""
+        ...
+
+    def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
+        """The run has all its steps, so nothing is done; the plan is that which was kept."""
         ...
 
     def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
@@ -276,6 +281,8 @@ def run_training(
 ) -> TrainSummary:
     """Train until `options.steps`, from the newest checkpoint if there is one.
 
+    A run that has all these steps and its summary is neither planned nor changed.
+
     Args:
         options: What to do.
         build: Parallelises the step.
@@ -286,7 +293,7 @@ def run_training(
         follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
 
     Returns:
-        The summary, also written to `summary.json` in the folder of the run.
+        The summary, also in `summary.json` in the folder of the run.
 
     Raises:
         CheckpointError: nothing can be written to the folder of the run, found before planning;
@@ -298,8 +305,13 @@ def run_training(
     started = time.perf_counter()
     training = (text_training if options.step is None else own_training)(options)
     _check_folder(options.out)
+    kept = kept_plan(options, job)
+    finished = _finished(options, training, job)
+    if finished is not None:
+        listener.on_finished(finished, kept)
+        return finished
     listener.on_start(options, training)
-    step, kept = _planned(training, build, kept_plan(options, job))
+    step, kept = _planned(training, build, kept)
     plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
     state = step.init(training.create, training.seed, training.shapes[1])
@@ -346,9 +358,9 @@ def run_training(
     failures = [] if run.unsaved is None else [run.unsaved]
     if writes:
         try:
-            write_atomically(options.out / "summary.json", summary.to_json() + "\n")
+            write_atomically(options.out / SUMMARY, summary.to_json() + "\n")
         except OSError as error:
-            failures.append(f"{options.out / 'summary.json'} is not written: {error}")
+            failures.append(f"{options.out / SUMMARY} is not written: {error}")
     if failures:
         kept = "no checkpoint is there"
         if newest is not None:
@@ -363,6 +375,31 @@ def run_training(
         else:
             listener.on_sample(sample)
     return summary
+
+
+def _finished(options: TrainOptions, training: Training, job: Job | None) -> TrainSummary | None:
+    """Return the summary of a run that has all its steps in a checkpoint that is whole, or None."""
+    if options.fresh:
+        return None
+
+    def text() -> str:
+        try:
+            return (options.out / SUMMARY).read_text()
+        except (OSError, ValueError):
+            return ""
+
+    try:
+        told = text() if job is None else job.from_first("the summary of the run", text)
+        summary = replace(TrainSummary.from_json(told), is_complete=True)
+    except (ValueError, TypeError, KeyError):
+        return None
+    if summary.steps_done < options.steps:
+        return None
+    folder = options.out / CHECKPOINT_FOLDER
+    with Checkpoints(folder, training.identity, keep=options.keep) as checkpoints:
+        if not checkpoints.has_whole(summary.steps_done):
+            return None
+        return replace(summary, checkpoint=str(folder / str(checkpoints.newest_step)))
 
 
 def _planned(
@@ -438,6 +475,7 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
         is_complete=len(run.losses) >= options.steps,
         first_loss=statistics.fmean(run.losses[:window]),
         last_loss=statistics.fmean(run.losses[-window:]),
+        loss_steps=window,
         predicted_step_s=plan.step_time_s,
         median_step_s=median_s,
         is_median_measured=run.measured_s is not None and not run.step_times_s,

@@ -28,6 +28,18 @@ def has_dropout(model: str) -> bool:
     return model in gpt_config.names or model.startswith("gpt-")
 
 
+def short_name(step: str) -> str:
+    """Return the name of a step without its folder: the same for each way to spell it.
+
+    Folders are left out, so that a run goes on where its files were moved.
+
+    Args:
+        step: As "folder/file.py:make" or "package.file:make", which both give "file:make".
+    """
+    place, _, function = step.rpartition(":")
+    return f"{Path(place.removesuffix('.py')).name.rpartition('.')[2]}:{function}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
     """Settings of one run.
@@ -116,7 +128,7 @@ class TrainOptions:
         do not change the meaning.
         """
         if self.step is not None:
-            return {"step": self.step, "seed": self.seed}
+            return {"step": short_name(self.step), "seed": self.seed}
         return {
             "model": self.model,
             "seq": self.seq,

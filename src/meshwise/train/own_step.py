@@ -14,7 +14,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, wraps
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -24,8 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from meshwise.api.parallel_step import ParallelStep
+from meshwise.api.static_leaves import with_static_leaves, without_static_leaves
 from meshwise.errors import TraceError
 from meshwise.jax_compat.jaxprs import PyTree
+from meshwise.trace.libraries import library_of
 from meshwise.trace.step import abstract
 from meshwise.train.options import TrainOptions
 from meshwise.train.training import Training
@@ -104,7 +106,30 @@ def made_step(name: str) -> MadeStep:
         _check_takes(name, "the function that makes the state", state, ("key",))
     if is_function(batch):
         _check_takes(name, "the function that returns a batch", batch, ("number",))
-    return MadeStep(step, state, batch)
+    return MadeStep(*_of_arrays(step, state), batch)
+
+
+def _of_arrays(step: Callable[..., PyTree], state: PyTree) -> tuple[Callable[..., PyTree], PyTree]:
+    """Return a step of arrays, and its state: constants in modules of Equinox are static."""
+
+    def taken(tree: PyTree) -> PyTree:
+        return with_static_leaves(tree, "the step") if library_of(tree) == "eqx" else tree
+
+    @wraps(step)
+    def of_arrays(state: PyTree, batch: PyTree) -> PyTree:
+        results = step(without_static_leaves(state), batch)
+        if not isinstance(results, tuple) or len(results) != 2:
+            return results
+        return taken(results[0]), results[1]
+
+    if not is_function(state):
+        return of_arrays, taken(state)
+
+    @wraps(state)
+    def create(key: PyTree) -> PyTree:
+        return taken(state(key))
+
+    return of_arrays, create
 
 
 def own_training(options: TrainOptions) -> Training:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from meshwise.report.host_stats import HostStats
 from meshwise.runtime.fidelity import StageFidelity
@@ -50,12 +50,12 @@ class TrainSummary:
     """The closing summary.
 
     What is said of a model and its text is None for a step of the user's own, which `step` names.
-    Losses of a model are in nats per byte; `first_loss` and `last_loss` are means over up to ten
-    steps.  Times are seconds, sizes bytes of one device; collectives are bytes a step by kind, all
-    stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`: whether
-    `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there was no
-    other.  `hosts`: for each process of the job what it did and holds; none where no step ran in
-    this call.
+    Losses of a model are in nats per byte; `first_loss` and `last_loss` are means of `loss_steps`
+    steps, ten at most.  Times are seconds, sizes bytes of one device; collectives are bytes a step
+    by kind, all stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`:
+    whether `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there
+    was no other.  `hosts`: for each process of the job what it did and holds; none where no step
+    ran in this call.
     """
 
     step: str | None = None
@@ -71,6 +71,7 @@ class TrainSummary:
     is_complete: bool
     first_loss: float
     last_loss: float
+    loss_steps: int = 1
     heldout_loss: float | None = None
     tokens_per_s: float | None = None
     predicted_step_s: float
@@ -92,6 +93,21 @@ class TrainSummary:
         """Return the summary as indented JSON with sorted keys, without what is None."""
         told = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(told, indent=2, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return what `to_json` wrote.
+
+        Args:
+            text: The summary as JSON.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is something else.
+        """
+        told: dict[str, Any] = json.loads(text)
+        stages = tuple(StageSummary(**stage) for stage in told.pop("stages"))
+        hosts = tuple(HostStats(**host) for host in told.pop("hosts"))
+        return cls(**told, stages=stages, hosts=hosts)
 
 
 def total_bytes(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

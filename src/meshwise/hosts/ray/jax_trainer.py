@@ -63,7 +63,7 @@ def trainer(
     run = run_config or train.RunConfig()
     environment = dict(run.worker_runtime_env or {})
     variables = {**request.variables(), **environment.get("env_vars", {})}
-    loop = train_loop if config is None else partial(train_loop, dict(config))
+    loop = _Loop(train_loop if config is None else partial(train_loop, dict(config)))
     return ray_module("ray.train.v2.jax").JaxTrainer(
         # Ray Train joins workers with accelerators itself.
         partial(_run if request.accelerator else _join_and_run, loop, most),
@@ -79,6 +79,23 @@ def trainer(
             run, worker_runtime_env={**environment, "env_vars": variables}
         ),
     )
+
+
+class _Loop:
+    """A loop that is unpickled when it is called: JAX arrays in it would start JAX before."""
+
+    def __init__(self, loop: Callable[[], Any]) -> None:
+        self._loop = loop
+
+    def __call__(self) -> Any:
+        return self._loop()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (_run_pickled, ray_module("ray.cloudpickle").dumps(self._loop))
+
+
+def _run_pickled(loop: bytes) -> Any:
+    return ray_module("ray.cloudpickle").loads(loop)()
 
 
 def _join_and_run(loop: Callable[[], Any], most: int) -> Any:
