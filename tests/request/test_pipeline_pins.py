@@ -104,7 +104,7 @@ def test_layers_submesh_mesh_and_remat_of_stages(pinned_stages: Plan) -> None:
 
 def test_pins_cost_what_they_take_away(pinned_stages: Plan) -> None:
     free = planned({"stages": 2}, remats=("none", "selective"))
-    assert free.step_time_s <= pinned_stages.step_time_s * (1 + 1e-9)
+    assert free.formula_s <= pinned_stages.formula_s * (1 + 1e-9)
 
 
 def test_number_of_stages_microbatches_and_schedule() -> None:

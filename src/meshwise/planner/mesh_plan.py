@@ -12,8 +12,9 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.loops import NO_RULE
 from meshwise.intra.options import IntraResult
-from meshwise.intra.price import step_time_s
+from meshwise.intra.price import other_operators, step_time_s
 from meshwise.memory.peak import peak
+from meshwise.plan.counts.contents import OtherOperators
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.fingerprint import fingerprint
@@ -32,6 +33,8 @@ from meshwise.trace.step import TracedStep
 # Above this share of FLOP or bytes a plan warns of what runs whole on every device.
 _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
+# Operators that take less of a step than this are not told one by one.
+_LEAST_SHARE = 0.005
 
 
 def method_name(method: Method) -> str:
@@ -72,6 +75,8 @@ def finished_plan(
     stage = program_stage(
         program, mesh, work, step_time_s=seconds, peak_bytes=result.peak_bytes, cluster=cluster
     )
+    others = other_operators(step.graph, decision, mesh, parts=place.parts)
+    stage = replace(stage, others=_dear(others, seconds))
     if options.memory_bytes is not None:
         stage = replace(stage, memory_bytes=options.memory_bytes)
     method = method_name(request.method)
@@ -83,7 +88,7 @@ def finished_plan(
         cluster=cluster and ClusterSpec(name=cluster.name, groups=cluster.groups),
         batch_size=_batch_size(step),
         num_microbatches=step.num_microbatches,
-        simulated_s=seconds,
+        formula_s=seconds,
         tried=((step.num_microbatches, seconds),),
         method=method,
         objective=options.objective,
@@ -107,6 +112,11 @@ def finished_plan(
             *_warnings(step.graph, result, work, mesh, method),
         ),
     )
+
+
+def _dear(others: tuple[OtherOperators, ...], step_time_s: float) -> tuple[OtherOperators, ...]:
+    """Return those that take a share of a step that is worth a line."""
+    return tuple(item for item in others if item.seconds >= _LEAST_SHARE * step_time_s)
 
 
 def _batch_size(step: TracedStep) -> int:
