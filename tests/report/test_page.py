@@ -298,6 +298,8 @@ def test_names_are_left_open_where_they_differ() -> None:
     names = [("s", f"['block_{k}']", "['w_2']") for k in (1, 10)]
     assert common_name(names) == ("s", "['block_*']", "['w_2']")
     assert common_name([("a_1",)]) == ("a_1",)
+    # A key of the user that looks like a member of a stack, beside such a member.
+    assert common_name([("s", "['w[0]']"), ("s", "['w']", "[1]")]) == ("s['w[*]']",)
 
 
 def test_names_are_those_of_the_step() -> None:
