@@ -63,6 +63,7 @@ from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
+from meshwise.system.progress import told_if_slow
 from meshwise.trace.call import under_mesh
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
@@ -590,7 +591,8 @@ class ParallelStep(PlannedStep):
             request = replace(self._request, placement=self._placement(given))
             with own_context():
                 if job is None:
-                    planned = plan_call(given, request)
+                    with told_if_slow(f"planning {name}"):
+                        planned = plan_call(given, request)
                 else:
                     planned = plan_in_job(job, name, given, request)
             self._planned[key] = planned
