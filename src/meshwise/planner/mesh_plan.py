@@ -14,9 +14,11 @@ from meshwise.graph.loops import NO_RULE
 from meshwise.intra.options import IntraResult
 from meshwise.intra.price import other_operators, step_time_s
 from meshwise.memory.peak import peak
+from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.contents import OtherOperators
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
+from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits
 from meshwise.plan.offload import bytes_on_device
@@ -25,14 +27,17 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.peak_parts import peak_parts
 from meshwise.request.constraints import FREE_METHODS, dropped_on
-from meshwise.request.methods import Auto, Follow, IntraOp, Method, Replay
+from meshwise.request.methods import Auto, Follow, IntraOp, Megatron, Method, Replay
 from meshwise.request.plan_request import PlanRequest
 from meshwise.rules.unruled import hint
 from meshwise.trace.step import TracedStep
+from meshwise.units import counted
 
 # Above this share of FLOP or bytes a plan warns of what runs whole on every device.
 _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
+# Above this share of a step in collectives it warns too.
+_COLLECTIVE_SHARE = 2 / 3
 # Operators that take less of a step than this are not told one by one.
 _LEAST_SHARE = 0.005
 
@@ -110,6 +115,8 @@ def finished_plan(
                 decides=not isinstance(request.method, FREE_METHODS),
             ),
             *_warnings(step.graph, result, work, mesh, method),
+            *_collective_warnings(work, mesh, seconds),
+            *_batch_warnings(step, decision, mesh, request.method),
         ),
     )
 
@@ -163,10 +170,36 @@ def _work_warnings(work: Work, num_devices: int) -> Iterator[str]:
     if num_devices > 1 and (
         whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
     ):
+        largest = f"; the largest is {whole.largest[0][0]}" if whole.largest else ""
         yield (
             f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
-            "every device"
+            f"every device{largest}, explain() names more"
         )
+
+
+def _collective_warnings(work: Work, mesh: LogicalMesh, step_time_s: float) -> Iterator[str]:
+    """Yield that devices talk for most of a step."""
+    sent_s = math.fsum(item.count * collective_s(item, mesh) for item in work.collectives)
+    if sent_s > _COLLECTIVE_SHARE * step_time_s:
+        count = sum(item.count for item in work.collectives)
+        yield (
+            f"{counted(count, 'collective')} take {sent_s / step_time_s:.0%} of a step; with a "
+            "larger batch, or on fewer devices, this share is smaller"
+        )
+
+
+def _batch_warnings(
+    step: TracedStep, decision: GraphDecision, mesh: LogicalMesh, method: Method
+) -> Iterator[str]:
+    """Yield that no device has a part of the batch, where its size is the reason."""
+    rows, devices = _batch_size(step), mesh.num_devices
+    is_split = any(decision.inputs[i].dims[dim] for i, dim in step.batch_dims.items())
+    if is_split or rows % devices == 0 or isinstance(method, Megatron):
+        return
+    yield (
+        f"every device holds all {counted(rows, 'row')} of the batch: they cannot be divided by "
+        f"{counted(devices, 'device')}; a multiple of {devices} rows can be split"
+    )
 
 
 def _concessions(result: IntraResult, work: Work, method: str) -> Iterator[str]:
