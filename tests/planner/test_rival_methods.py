@@ -111,7 +111,7 @@ def test_what_does_not_fit_says_how_much_it_needs(
     assert rivals["ZeRO-3"].step_time_s is not None
     assert rivals["ZeRO-3"].how != free["ZeRO-3"].how
     odd = by_name(rivals_of_pipeline(planned, replace(REQUEST, num_microbatches=(64,))))
-    assert "has no point" in odd["data parallel"].how
+    assert "has no setting" in odd["data parallel"].how
     assert odd["data parallel"].peak_bytes is None
 
 

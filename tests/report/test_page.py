@@ -245,7 +245,7 @@ def test_rivals_stand_beside_the_plan() -> None:
         RivalMethod(name="slow & safe", how="4 micro-batches", step_time_s=2 * plan.step_time_s,
                     parts=StepParts(computes_s=1.0, collectives_s=9.0), peak_bytes=GIB),
         RivalMethod(name="large", peak_bytes=99 * GIB),
-        RivalMethod(name="odd", how="has no point for a batch of 7"),
+        RivalMethod(name="odd", how="has no setting for a batch of 7"),
     )  # fmt: skip
     page = plan_page(plan, rivals=rivals)
     read(page)
@@ -266,7 +266,7 @@ def test_rivals_stand_beside_the_plan() -> None:
         "1 GiB",
     ]
     assert cells[2] == ["large", "does not fit", "at least 99 GiB"]
-    assert cells[3] == ["odd", "has no point for a batch of 7", "no plan", "-"]
+    assert cells[3] == ["odd", "has no setting for a batch of 7", "no plan", "-"]
     assert "One that is faster" not in section
     fast = (dataclasses.replace(rivals[0], step_time_s=plan.step_time_s / 2),)
     assert "One that is faster" in plan_page(plan, rivals=fast)

@@ -121,8 +121,8 @@ class _Search:
         points = [p for p in trainer.points(sizes) if len(trainer.roles(p)) <= MAX_AXES]
         if not points:
             raise InfeasibleError(
-                f"{trainer.title} has no point for {sizes.num_blocks} equal layers and a batch of "
-                f"{sizes.batch_size} on {sizes.num_devices} devices: stages take equally many "
+                f"{trainer.title} has no setting for {sizes.num_blocks} equal layers and a batch "
+                f"of {sizes.batch_size} on {sizes.num_devices} devices: stages take equally many "
                 "layers, and copies whole rows; change the batch, or the devices"
             )
         order = itertools.count()

@@ -62,8 +62,8 @@ def cluster_map(plan: Plan, check: MemoryCheck) -> str:
     return (
         "<h2>On the cluster</h2>"
         f"<p>{escaped(cluster.name)}: {counted(cluster.num_hosts, 'host')}, "
-        f"{counted(cluster.num_devices, 'device')}. Each square is a device with the number of "
-        "its stage"
+        f"{counted(cluster.num_devices, 'device')}. Each square is a device"
+        + (" with the number of its stage" if len(plan.stages) > 1 else "")
         + (", or of its stages" if len(plan.stages) > plan.num_meshes else "")
         + ("; red where the stage does not fit" if check.too_large else "")
         + (f"; {counted(idle, 'device')} without a stage" if idle else "")

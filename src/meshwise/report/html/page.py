@@ -118,13 +118,14 @@ def _step_tiles(plan: Plan) -> list[Tile]:
     of_all = "in a step" if is_one else "in a step, all stages together"
     devices = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     return [
-        ("step time", seconds_text(plan.step_time_s), "predicted"),
+        ("step time", seconds_text(plan.step_time_s),
+         "predicted" if is_one else "predicted, by simulation"),
         ("peak memory a device", bytes_text(plan.peak_bytes), f"of {bytes_text(limit)}, predicted"),
         ("dense work a device", flop_text(plan.device_flop), "in a step"),
         ("collectives", str(count), of_all),
         ("micro-batches", str(plan.num_microbatches), schedule),
         ("devices", str(devices), plan.stages[0].mesh.device.name),
-    ]
+    ]  # fmt: skip
 
 
 def _simulated_tiles(plan: Plan, simulation: Simulation) -> list[Tile]:
