@@ -217,8 +217,8 @@ class TrainView:
         state = "done" if summary.is_complete else "stopped"
         heldout = summary.heldout_loss
         self._console.print(
-            f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
-            f"call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}"
+            f"[bold]{state}[/] after {counted(summary.steps_done, 'step')}, {summary.wall_s:.0f} "
+            f"s in this call: loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}"
             f"{'' if heldout is None else f', held-out {heldout:.3f}'}; "
             f"{self._training.rate_text(summary.median_step_s)}"
         )
