@@ -94,6 +94,31 @@ def test_a_small_pipeline_is_drawn_whole() -> None:
     assert page.count("<title id=") == page.count("<desc id=") == page.count('role="img"') == 8
 
 
+def test_a_mesh_of_several_stages_shows_all_of_them() -> None:
+    plan = golden_plan("gpt-two-stages")
+    first, second = plan.stages
+    # Both on the devices of the first, as in a V.
+    shared = dataclasses.replace(
+        second, submesh=first.submesh, first_device=first.first_device, mesh=first.mesh
+    )
+    page = plan_page(
+        dataclasses.replace(
+            plan,
+            schedule="interleaved-1f1b",
+            stages=(first, shared),
+            collectives=(),
+            num_microbatches=4,
+        )
+    )
+    assert "Each square is a device with the number of its stage, or of its stages" in page
+    assert re.findall(r"device 0: stage ([\d, ]+)", page)[0] == "0, 1"
+    cluster = page[page.index("On the cluster") :].partition("</svg>")[0]
+    numbers = re.findall(r'<text class="on c small"[^>]*>(\d+)<', cluster)
+    assert numbers[:2] == ["0", "1"]
+    assert "tasks of its first one are darker" in page
+    assert 'class="F later"' in page
+
+
 def test_a_page_fetches_nothing(large_page: str) -> None:
     reader = read(large_page)
     assert reader.links == ["data:,"]

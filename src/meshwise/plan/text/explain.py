@@ -133,11 +133,12 @@ def _place(plan: PlanRecord) -> list[tuple[str, str]]:
 
 
 def step_text(plan: PlanRecord) -> str:
-    """Return the predicted time of a step; of a pipeline also what the search took it for."""
+    """Return the predicted time of a step; of a pipeline also another that the search had."""
     step, formula = seconds_text(plan.step_time_s), seconds_text(plan.formula_s)
     if plan.schedule == ONE_PROGRAM:
         return f"{step} (predicted)"
-    return f"{step} (predicted, by simulation); {formula} by the formula of the search"
+    more = "" if formula == step else f"; {formula} by the formula of the search"
+    return f"{step} (predicted, by simulation){more}"
 
 
 def _waiting(plan: PlanRecord) -> list[tuple[str, str]]:
