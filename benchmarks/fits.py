@@ -190,7 +190,7 @@ def _planned(setting: Setting, memory_bytes: int | None) -> dict[str, Any]:
         "schedule": plan.schedule,
         "peak_bytes": plan.peak_bytes,
         "memory_bytes": min(stage.memory_bytes for stage in plan.stages),
-        "step_s": plan.simulated_s,
+        "step_s": plan.step_time_s,
     }
 
 

@@ -93,7 +93,7 @@ def answer(name: str) -> dict[str, Any]:
         "compiler": verified.compiler,
         "num_programs": len(verified.programs),
         "compile_s": round(sum(compiled_s), 1),
-        "step_s": found.plan.step_time_s,
+        "step_s": found.plan.formula_s,
         "true_share": true_share,
         "step_s_with_true_memory": _step_s(setting, cluster, true_share),
         "step_s_by_rules_of_xla_cpu": _step_s(setting, without_rules(cluster), 1.0),
@@ -102,7 +102,7 @@ def answer(name: str) -> dict[str, Any]:
 
 def _step_s(setting: Setting, cluster: ClusterSpec, share: float) -> float | None:
     try:
-        return planned(setting, cluster, share).plan.step_time_s
+        return planned(setting, cluster, share).plan.formula_s
     except InfeasibleError:
         return None
 

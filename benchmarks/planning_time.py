@@ -100,7 +100,7 @@ def _timed(arguments: tuple[str, ...]) -> dict[str, Any]:
         "user_s": used.ru_utime,
         "peak_rss_bytes": used.ru_maxrss * 1024,
         "step_time_s": plan["step_time_s"],
-        "simulated_s": plan.get("simulated_s"),
+        "formula_s": plan["formula_s"],
         "num_stages": len(plan["stages"]),
     }
 

@@ -43,7 +43,7 @@ def run(setting: Setting, cluster: ClusterSpec, num_steps: int) -> dict[str, Any
             seconds.append(time.perf_counter() - start_s)
     plan = parallel.plans[-1]
     return {
-        "predicted_s": plan.simulated_s,
+        "predicted_s": plan.step_time_s,
         "seconds": seconds,
         "meshes": [list(stage.mesh.sizes) for stage in plan.stages],
     }

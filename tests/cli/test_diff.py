@@ -117,7 +117,7 @@ def test_the_same_name_of_another_cluster(tmp_path: Path) -> None:
 def test_plans_of_one_mesh(tmp_path: Path, planned: mw.Plan, by_data: mw.Plan) -> None:
     found = rows(tmp_path, planned, by_data)
     assert found["Planned"]["method"]["b"] == "DataParallel()"
-    assert found["A step"]["predicted"]["a"] == planned.step_time_s
+    assert found["A step"]["step time"]["a"] == planned.step_time_s
     assert found["A step"]["peak memory"]["b"] == by_data.peak_bytes
     layouts = found["Layouts"]
     assert layouts["1"]["b"] == "float32[256,64] P(x, -) x=4"

@@ -31,12 +31,12 @@ def test_a_plan_as_text_as_json_and_as_trace(file: str, tmp_path: Path) -> None:
     assert len(json.loads(trace.read_text())["traceEvents"]) > 4 * 2 * 16
     run = CliRunner().invoke(main, ["simulate", "-", "--json"], input=PLAN.to_json())
     data = json.loads(run.output)
-    assert data["step_time_s"] == PLAN.simulated_s
+    assert data["step_time_s"] == PLAN.step_time_s
     assert data["bubble_share"] == PLAN.bubble_share
     assert data["fits"]
     busy = [stage["utilisation"] for stage in data["stages"]]
     assert 1 - sum(busy) / 4 == pytest.approx(data["bubble_share"])
-    assert data["device_flop_per_s"] == pytest.approx(3 * 1e15 / 16 / PLAN.simulated_s)
+    assert data["device_flop_per_s"] == pytest.approx(3 * 1e15 / 16 / PLAN.step_time_s)
 
 
 def test_what_does_not_fit_is_said_first_in_red() -> None:

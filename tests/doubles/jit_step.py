@@ -45,7 +45,7 @@ PLAN = Plan(
         ),
     ),
     decisions=(GraphDecision(inputs=(), operators=(), outputs=()),),
-    simulated_s=0.5,
+    formula_s=0.5,
     method="Pretended()",
     status="pretended",
 )

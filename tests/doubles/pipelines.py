@@ -88,10 +88,10 @@ def pipeline(
         schedule="1f1b",
         hides_transfers=False,
         stages=stages,
-        step_time_s=(num_microbatches + num_stages) * 0.03,
+        step_time_s=0.0,
         gap=num_stages / (num_microbatches + num_stages),
         space=f"{num_stages} stages of whole layers, hand-made",
-        simulated_s=0.0,
+        formula_s=(num_microbatches + num_stages) * 0.03,
         bubble_share=0.0,
         exposed_s=0.0,
         tried=((1, float("inf")), (num_microbatches, (num_microbatches + num_stages) * 0.03)),
@@ -103,7 +103,7 @@ def pipeline(
     timeline = simulate_plan(plan).timeline
     known = dataclasses.replace(
         plan,
-        simulated_s=timeline.step_time_s,
+        step_time_s=timeline.step_time_s,
         bubble_share=timeline.bubble_share,
         exposed_s=max(timeline.exposed_s),
     )

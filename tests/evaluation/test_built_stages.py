@@ -157,5 +157,5 @@ def test_hosts_that_leave_a_rest_of_devices():
         num_microbatches=2,
         use_all_devices=True,
     )
-    with pytest.raises(InfeasibleError, match="1 stages that use all 12.*may stay idle"):
+    with pytest.raises(InfeasibleError, match="1 stage that uses all 12.*may stay idle"):
         build_stages(given, num_stages=1)

@@ -30,7 +30,7 @@ def plan_of(graph, decision, **fields):
     stage = program_stage(program, MESH, work, step_time_s=1.25e-3, peak_bytes=3 * 2**20)
     values = {
         "step_time_s": 1.25e-3,
-        "simulated_s": 1.25e-3,
+        "formula_s": 1.25e-3,
         "collectives": work.collectives,
         "stages": (stage,),
         "decisions": (decision,),
@@ -95,10 +95,12 @@ def section(text, title):
 def test_summary_tells_method_mesh_time_and_memory():
     graph, decision = layers(2)
     lines = explain(plan_of(graph, decision)).splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
         "method        IntraOp()",
         "objective     time",
-        "solver        time limit, within 1.23% of the best in its space",
+        "search        stopped by the time limit; no plan of its space is predicted to be more "
+        "than 1.23%",
+        "              faster",
         "space         every layer planned freely, on this mesh",
     ]
     assert "mesh          x=2 y=2, 4 x virtual CPU" in lines
@@ -106,7 +108,7 @@ def test_summary_tells_method_mesh_time_and_memory():
     assert "memory        3 MiB of 4 GiB on the worst device (predicted)" in lines
     assert "replicated    0.00% of FLOP and 0.00% of bytes run whole on every device" in lines
     without = explain(plan_of(graph, decision, gap=None)).splitlines()
-    assert without[2] == "solver        time limit, no bound known"
+    assert without[2] == "search        stopped by the time limit; no bound known"
     # Without a bound there is nothing that a space would tell.
     assert not any(line.startswith("space") for line in without)
 

@@ -34,7 +34,7 @@ def plan_of(graph, decision, on=MESH, **fields):
     stage = program_stage(program, on, work, step_time_s=1.25e-3, peak_bytes=12345)
     values = {
         "step_time_s": 1.25e-3,
-        "simulated_s": 1.25e-3,
+        "formula_s": 1.25e-3,
         "collectives": work.collectives,
         "stages": (stage,),
         "decisions": (decision,),
@@ -135,7 +135,7 @@ def test_text_is_for_readers():
     data = json.loads(text)
     assert list(data) == sorted(data)
     assert data["format"] == "meshwise-plan"
-    assert data["version"] == 5
+    assert data["version"] == 6
     assert max(map(len, text.splitlines())) < 160
     # One operator a line.
     assert sum('"strategy"' in line for line in text.splitlines()) == len(
@@ -196,7 +196,7 @@ ARGUMENTS = ("stages", 0, "layers", 0, "arguments")
             "other",
             "the field 'format' must be 'meshwise-plan' or",
         ),
-        (("version",), 1, "field 'version': this program reads version 2, 3, 4 and 5, got 1"),
+        (("version",), 1, "field 'version': this program reads version 2, 3, 4, 5 and 6, got 1"),
         (("step_time_s",), "fast", "field 'step_time_s': expected a finite number, got 'fast'"),
         (("step_time_s",), True, "field 'step_time_s': expected a finite number, got True"),
         (("step_time_s",), math.nan, "field 'step_time_s': expected a finite number, got nan"),

@@ -74,8 +74,19 @@ def golden() -> dict[str, Any]:
     return json.loads((GOLDEN / "pipeline-version-3.json").read_text())
 
 
+def of_version_5() -> dict[str, Any]:
+    """`PLAN` as version 5 wrote it, whose `step_time_s` was that of the formula."""
+    data = json.loads(PLAN.to_json()) | {"version": 5, "simulated_s": PLAN.step_time_s}
+    return data | {"step_time_s": data.pop("formula_s")}
+
+
+def test_version_5_said_the_time_of_the_formula() -> None:
+    assert PLAN.step_time_s != PLAN.formula_s
+    assert Plan.from_json(json.dumps(of_version_5())) == PLAN
+
+
 def test_version_4_counted_nothing_that_waits() -> None:
-    data = json.loads(PLAN.to_json()) | {"version": 4}
+    data = of_version_5() | {"version": 4}
     for stage in data["stages"]:
         assert stage.pop("waiting_bytes") == 0
     assert Plan.from_json(json.dumps(data)) == PLAN
@@ -170,8 +181,8 @@ def put(*path: Any, value: Any = ...) -> Edit:
     ("edit", "message"),
     [
         (put("format", value="x"), "the field 'format' must be 'meshwise-plan' or"),
-        (put("version", value=9), "this program reads version 2, 3, 4 and 5, got 9"),
-        (put("version", value=True), "this program reads version 2, 3, 4 and 5, got True"),
+        (put("version", value=9), "this program reads version 2, 3, 4, 5 and 6, got 9"),
+        (put("version", value=True), "this program reads version 2, 3, 4, 5 and 6, got True"),
         (put("schedule"), "field 'schedule' is missing"),
         (put("speed", value=1), "field 'speed' is unknown"),
         (put("schedule", value="2f2b"), "field 'schedule': no schedule is named '2f2b'; known are"),

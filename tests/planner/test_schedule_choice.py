@@ -53,8 +53,8 @@ def test_the_fastest_of_all_by_simulation_is_taken() -> None:
     # Four stages of one layer; interleaved, two meshes with two stages each.
     alone = [planned(num_stages=4, schedules=(s,)) for s in choices().values()]
     best = planned(num_stages=4)
-    assert best.simulated_s == pytest.approx(min(plan.simulated_s for plan in alone), rel=1e-9)
-    assert len({plan.simulated_s for plan in alone}) > 2
+    assert best.step_time_s == pytest.approx(min(plan.step_time_s for plan in alone), rel=1e-9)
+    assert len({plan.step_time_s for plan in alone}) > 2
     for name in choices():
         assert name in best.space
 
@@ -71,10 +71,10 @@ def test_the_fastest_of_all_by_simulation_is_taken() -> None:
 )
 def test_the_default_is_as_fast_as_the_best_by_name(cluster: str, changes: Any) -> None:
     asked: Any = {"cluster": mw.Cluster.virtual(cluster), **changes}
-    best = min(planned(**asked, schedules=(s,)).simulated_s for s in choices().values())
+    best = min(planned(**asked, schedules=(s,)).step_time_s for s in choices().values())
     told: list[str] = []
     plan = planned(told.append, **asked, schedules=SEARCHED)
-    assert plan.simulated_s <= best * (1 + 1e-9)
+    assert plan.step_time_s <= best * (1 + 1e-9)
     if len(plan.stages) == 1:
         # Of equals the first: no schedule makes one stage faster.
         assert plan.schedule == "1f1b"
@@ -118,7 +118,7 @@ def test_stages_that_alone_take_as_long_are_left_out() -> None:
     fast, _ = told_of((ONE_F_ONE_B,))
     plan, told = told_of((ONE_F_ONE_B, ZERO_BUBBLE))
     by_name, _ = told_of((ZERO_BUBBLE,))
-    assert plan.simulated_s == min(fast.simulated_s, by_name.simulated_s)
+    assert plan.step_time_s == min(fast.step_time_s, by_name.step_time_s)
     assert any(t.startswith("schedules zero-bubble-h1") for t in told)
 
 

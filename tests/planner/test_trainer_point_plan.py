@@ -43,7 +43,7 @@ def test_the_point_becomes_the_free_plan_where_it_is_faster(planned: PlannedPipe
     told: list[str] = []
     answer = trainer_answer(TRAINERS["megatron"], planned, REQUEST, told.append)
     assert "megatron: the point as a plan of ours" in told
-    assert answer.plan.simulated_s <= answer.best.timeline.step_time_s * (1 + 1e-6)
+    assert answer.plan.step_time_s <= answer.best.timeline.step_time_s * (1 + 1e-6)
     assert answer.slower_share >= -1e-6
     assert answer.plan.num_meshes == answer.best.point.pipeline
     assert answer.plan.num_microbatches == answer.best.point.num_microbatches

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
-from meshwise.baselines.rival_method import RivalMethod
+from meshwise.baselines.rival_method import RivalMethod, StepParts
 from meshwise.cli import main
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
@@ -81,7 +81,8 @@ def test_a_small_pipeline_is_drawn_whole() -> None:
     reader = read(page)
     text = " ".join(reader.text)
     for part in ("hand-made", "2x p3.16xlarge", "Memory over time", "Layout of each layer",
-                 "On the cluster", "16 micro-batches", "The gap is to the best of"):  # fmt: skip
+                 "On the cluster", "16 micro-batches",
+                 "No plan of this space is predicted to be more than"):  # fmt: skip
         assert part in text
     assert page.count(FORWARD) == page.count('<rect class="B"') == 4 * 16
     # Both ways between neighbours.
@@ -91,6 +92,31 @@ def test_a_small_pipeline_is_drawn_whole() -> None:
     assert len(re.findall(r"host \d, device \d: stage \d", page)) == 16
     # Pictures are named for readers of screens.
     assert page.count("<title id=") == page.count("<desc id=") == page.count('role="img"') == 8
+
+
+def test_a_mesh_of_several_stages_shows_all_of_them() -> None:
+    plan = golden_plan("gpt-two-stages")
+    first, second = plan.stages
+    # Both on the devices of the first, as in a V.
+    shared = dataclasses.replace(
+        second, submesh=first.submesh, first_device=first.first_device, mesh=first.mesh
+    )
+    page = plan_page(
+        dataclasses.replace(
+            plan,
+            schedule="interleaved-1f1b",
+            stages=(first, shared),
+            collectives=(),
+            num_microbatches=4,
+        )
+    )
+    assert "Each square is a device with the number of its stage, or of its stages" in page
+    assert re.findall(r"device 0: stage ([\d, ]+)", page)[0] == "0, 1"
+    cluster = page[page.index("On the cluster") :].partition("</svg>")[0]
+    numbers = re.findall(r'<text class="on c small"[^>]*>(\d+)<', cluster)
+    assert numbers[:2] == ["0", "1"]
+    assert "tasks of its first one are darker" in page
+    assert 'class="F later"' in page
 
 
 def test_a_page_fetches_nothing(large_page: str) -> None:
@@ -241,28 +267,33 @@ def test_the_command_writes_the_page_of_a_pipeline(tmp_path: Path) -> None:
 def test_rivals_stand_beside_the_plan() -> None:
     plan = pipeline(2, 4)
     rivals = (
-        RivalMethod(name="slow & safe", how="4 micro-batches", step_time_s=2 * plan.simulated_s,
-                    peak_bytes=GIB),
+        RivalMethod(name="slow & safe", how="4 micro-batches", step_time_s=2 * plan.step_time_s,
+                    parts=StepParts(computes_s=1.0, collectives_s=9.0), peak_bytes=GIB),
         RivalMethod(name="large", peak_bytes=99 * GIB),
-        RivalMethod(name="odd", how="has no point for a batch of 7"),
+        RivalMethod(name="odd", how="has no setting for a batch of 7"),
     )  # fmt: skip
     page = plan_page(plan, rivals=rivals)
     read(page)
     section = page[page.index("Beside other methods") :].partition("<h2>")[0]
     rows = [re.sub(r"<[^>]*>", "|", row) for row in section.split("<tr>")[2:]]
     cells = [[cell for cell in row.split("|") if cell] for row in rows]
-    step = 2 * plan.simulated_s
+    step = 2 * plan.step_time_s
     assert cells[1] == [
         "slow &amp; safe",
         "4 micro-batches",
         seconds_text(step),
         "+100.0%",
+        "most in collectives",
+        "1 s",
+        "9 s",
+        "-",
+        "-",
         "1 GiB",
     ]
     assert cells[2] == ["large", "does not fit", "at least 99 GiB"]
-    assert cells[3] == ["odd", "has no point for a batch of 7", "no plan", "-"]
+    assert cells[3] == ["odd", "has no setting for a batch of 7", "no plan", "-"]
     assert "One that is faster" not in section
-    fast = (dataclasses.replace(rivals[0], step_time_s=plan.simulated_s / 2),)
+    fast = (dataclasses.replace(rivals[0], step_time_s=plan.step_time_s / 2),)
     assert "One that is faster" in plan_page(plan, rivals=fast)
     assert "Beside other methods" not in plan_page(plan)
 
@@ -292,6 +323,8 @@ def test_names_are_left_open_where_they_differ() -> None:
     names = [("s", f"['block_{k}']", "['w_2']") for k in (1, 10)]
     assert common_name(names) == ("s", "['block_*']", "['w_2']")
     assert common_name([("a_1",)]) == ("a_1",)
+    # A key of the user that looks like a member of a stack, beside such a member.
+    assert common_name([("s", "['w[0]']"), ("s", "['w']", "[1]")]) == ("s['w[*]']",)
 
 
 def test_names_are_those_of_the_step() -> None:

@@ -43,3 +43,24 @@ def test_every_second_of_every_mesh_is_said_once(name: str) -> None:
     for mesh in found[:1]:
         for kind, axes in mesh.collectives:
             assert f"{kind} over {' '.join(axes)}" in page
+
+
+def test_little_of_one_mesh_is_not_told_by_its_source_line() -> None:
+    plan = golden_plan("product-priced")
+    (stage,) = plan.stages
+    told_s = math.fsum(
+        (
+            *(max(item.compute_s, item.memory_s) for item in stage.dense),
+            *(item.seconds for item in stage.others),
+            *(item.count * collective_s(item, stage.mesh) for item in plan.collectives),
+        )
+    )
+    assert stage.others
+    assert told_s == pytest.approx(plan.step_time_s, rel=0.02)
+    rows = plan.explain().partition("Seconds of a step")[2].partition("\n\n")[0].splitlines()
+    assert rows[-1].startswith("all else ")
+    (mesh,) = mesh_seconds(plan, None)
+    assert 0 < mesh.dense_s < mesh.computes_s
+    page = plan_page(plan)
+    assert "dense products and convolutions" in page
+    assert "Their source lines stand in the text below" in page

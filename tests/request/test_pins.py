@@ -112,6 +112,13 @@ def test_a_pin_overrides_a_method_only_where_it_must() -> None:
         mw.parallelize(step, method=mw.Zero3(), cluster=CLUSTER, pins=pins).plan(*args)
 
 
+def test_meshes_without_an_axis_that_a_pin_names_are_not_tried() -> None:
+    args = jax.eval_shape(arguments)
+    plan = mw.parallelize(step, cluster=CLUSTER, pins={"0/layers/0/kernel": P("y")}).plan(*args)
+    assert plan.mesh.sizes == (2, 2)
+    assert "on this mesh" in plan.space
+
+
 def test_axes_of_an_argument_may_stand_in_any_order() -> None:
     plan = planned({"0/layers/0/kernel": P(("y", "x"))}).plan(*jax.eval_shape(arguments))
     assert plan.decision.inputs[0] == parse_layout("S10 R")
@@ -142,6 +149,11 @@ def test_names_of_activations_are_no_part_of_the_work() -> None:
         ("0/[ab]", "0/b", True),
         ("0", "0/w", False),
         ("*/w", "0/W", False),
+        # Keys as Python writes them, and as a plan writes a member of a stack.
+        ("0/w[1]", "0/w/1", True),
+        ("0['w'][1]", "0/w/1", True),
+        ("0/w[1]", "0/w[1]", True),
+        ("0/w[1]", "0/w[2]", False),
     ],
 )
 def test_patterns(pattern: str, name: str, fits: bool) -> None:

@@ -45,7 +45,7 @@ def test_a_row_is_planned_read_simulated_explained_and_run() -> None:
     assert [stage.in_flight for stage in plan.stages] == [3, 2]
     assert "one-more-ahead" in plan.explain()
     assert mw.Plan.from_json(plan.to_json()) == plan
-    assert simulate_plan(plan).timeline.step_time_s == plan.simulated_s
+    assert simulate_plan(plan).timeline.step_time_s == plan.step_time_s
     other = simulate_plan(plan, Changes(schedule=registry.choices()["gpipe"]))
     assert other.schedule == "gpipe"
     expected = [host(x) for x in jax.tree.leaves(quick_jit(step)(*args))]

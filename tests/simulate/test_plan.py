@@ -27,7 +27,7 @@ def test_a_file_holds_all_that_a_simulation_needs() -> None:
     read = Plan.from_json(PLAN.to_json())
     found = simulate_plan(read)
     assert found == simulate_plan(PLAN)
-    assert found.timeline.step_time_s == PLAN.simulated_s
+    assert found.timeline.step_time_s == PLAN.step_time_s
     assert found.timeline.bubble_share == PLAN.bubble_share
     assert not found.notes
     assert not found.too_large
@@ -68,7 +68,7 @@ def test_memory_follows_schedule_and_microbatches() -> None:
 
 def test_another_cluster_has_other_links_and_memory() -> None:
     found = simulate_plan(PLAN, Changes(cluster=ClusterSpec.virtual("4x p4d.24xlarge")))
-    assert found.timeline.step_time_s < PLAN.simulated_s
+    assert found.timeline.step_time_s < PLAN.step_time_s
     assert found.memory_bytes[0] > PLAN.stages[0].memory_bytes
     assert found.notes == (
         "stages planned for V100-SXM2-16GB, with their times, are here on A100-SXM4-40GB (stage "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 
 import pytest
 
 import meshwise as mw
 from doubles.perceptron import perceptron
-from meshwise.system.progress import say, shown
+from meshwise.system.progress import say, shown, told_if_slow
 
 
 def test_only_a_block_that_takes_long_shows_lines() -> None:
@@ -35,3 +37,23 @@ def test_parallelize_logs_what_it_plans(caplog: pytest.LogCaptureFixture) -> Non
     lines = [record.getMessage() for record in caplog.records]
     assert "B=1: on the meshes 4, 2x2" in lines
     assert "tracing" in lines
+
+
+def test_what_takes_long_says_once_how_progress_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    with told_if_slow("planning step", patience_s=0.0):
+        while not caplog.records:
+            time.sleep(0.001)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == (
+        "planning step has taken 0 s so far; logging.basicConfig(level=logging.INFO) shows what it "
+        "tries"
+    )
+
+
+def test_what_is_quick_or_seen_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with told_if_slow("planning step", patience_s=3600.0):
+        assert threading.active_count() > 1
+    with shown(lambda _: None), told_if_slow("planning step", patience_s=0.0):
+        pass
+    assert caplog.records == []

@@ -44,7 +44,7 @@ def test_it_is_the_fastest_of_all_points(gpt, name):
     assert best.num_points == len(seconds)
     assert best.timeline.step_time_s == pytest.approx(min(seconds.values()), rel=1e-9)
     assert seconds[best.point] == pytest.approx(best.timeline.step_time_s, rel=1e-9)
-    assert 0 < best.predicted_s <= best.timeline.step_time_s * (1 + 1e-6)
+    assert 0 < best.formula_s <= best.timeline.step_time_s * (1 + 1e-6)
     assert max(best.timeline.peak_bytes) <= prices.memory_bytes
 
 
@@ -74,7 +74,7 @@ def test_with_less_memory_it_recomputes_or_says_what_is_nearest(gpt):
 def test_no_point_and_mixed_hosts_are_told(gpt):
     odd = SearchOptions(batch_size=7, step_flop=1e9, num_microbatches=(7,))
     two = mw.Cluster.virtual("2x p3.8xlarge")
-    with pytest.raises(InfeasibleError, match="MaxText 0.2.5 has no point for .* batch of 7"):
+    with pytest.raises(InfeasibleError, match="MaxText 0.2.5 has no setting for .* batch of 7"):
         best_point(TRAINERS["maxtext"], perceptron_layers(7, 8, 16, 3), two, odd)
     mixed = mw.Cluster.virtual("1x p3.8xlarge + 1x dgx-a100")
     with pytest.raises(ClusterError, match="differ"):

@@ -17,6 +17,7 @@ from meshwise.request.methods import Follow, Replay
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.agreement import check_agreement
 from meshwise.runtime.job.job import Job
+from meshwise.system.progress import told_if_slow
 from meshwise.trace.step import OpenStep, open_step
 
 # Functions stand in the text of a step with the addresses that they have in this process.
@@ -57,7 +58,8 @@ def plan_in_job(job: Job, name: str, call: StepCall, request: PlanRequest) -> Pl
     own: list[PlannedCall] = []
 
     def plan() -> str:
-        own.append(plan_call(call, request))
+        with told_if_slow(f"planning {name}"):
+            own.append(plan_call(call, request))
         return own[0].plan.to_json()
 
     text = job.from_first(f"the plan of {name}", plan)

@@ -72,6 +72,7 @@ from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
+from meshwise.system.progress import told_if_slow
 from meshwise.trace.call import under_mesh
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
@@ -607,7 +608,8 @@ class ParallelStep(PlannedStep):
             request = replace(self._request, placement=self._placement(given))
             with own_context():
                 if job is None:
-                    planned = without_frames(lambda: plan_call(given, request))
+                    with told_if_slow(f"planning {name}"):
+                        planned = without_frames(lambda: plan_call(given, request))
                 else:
                     planned = without_frames(lambda: plan_in_job(job, name, given, request))
             self._planned[key] = planned

@@ -63,7 +63,7 @@ Examples:
       A model whose configuration is changed: rows of 131,072 tokens.
 \b
   meshwise plan --model gpt-6.7b --cluster "2x p3.16xlarge" --as megatron
-      The options with which Megatron-LM is fastest there, and how far that is from a free plan.
+      The options with which Megatron-LM is fastest there, and how much faster a free plan is.
 \b
   meshwise plan --step my_module:make --cluster cluster.toml --json
       A step of your own: `make()` returns `(train_step, state, batch)`. State and batch are arrays
@@ -87,7 +87,9 @@ Examples:
 @dtype_option
 @config_option
 @click.option(
-    "--layers", type=click.IntRange(1), help="Number of layers; by default as many as repeat."
+    "--layers",
+    type=click.IntRange(1),
+    help="Into how many layers the model is cut; by default one for each block that repeats.",
 )
 @click.option(
     "--microbatches",
@@ -96,7 +98,9 @@ Examples:
     type=click.IntRange(1),
     help="A number of micro-batches to try; may be repeated. Powers of two by default.",
 )
-@click.option("--stages", type=click.IntRange(1), help="Number of stages; any by default.")
+@click.option(
+    "--stages", type=click.IntRange(1), help="Number of stages; by default the fastest of all."
+)
 @click.option(
     "--schedule",
     "schedules",
@@ -155,7 +159,7 @@ Examples:
     "trainer",
     type=click.Choice(list(TRAINERS)),
     help="In place of the plan, print the options with which a trainer that is not ours is "
-    "fastest, how far that is from the free plan at the same costs, and the limits of the trainer: "
+    "fastest, how much faster the plan without it is (the free plan), and the trainer's limits: "
     f"{', '.join(t.title for t in TRAINERS.values())}. --out writes the free plan.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
@@ -212,10 +216,10 @@ def plan(
     with_rivals: bool,
     as_json: bool,
 ) -> None:
-    """Plan a training step on a cluster: stages, submeshes, layouts, micro-batches, schedule.
+    """Find the fastest plan for a training step: stages, layouts, micro-batches, schedule.
 
-    No device is needed, and none is touched, unless layers are measured. Times are predictions
-    from the cluster's data.
+    No device is needed, and none is touched, except with --measure. Times are predicted from the
+    description of the cluster.
     """
     for path in filter(None, (out, trace_file, html_file)):
         check_writable(path)

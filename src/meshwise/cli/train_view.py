@@ -30,6 +30,7 @@ from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.explain import mesh_text
+from meshwise.plan.text.optimum import optimum_text
 from meshwise.report.host_stats import HostStats, hosts_text
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
@@ -40,7 +41,7 @@ from meshwise.train.sample import Sample
 from meshwise.train.step import TrainState
 from meshwise.train.summary import TrainSummary
 from meshwise.train.training import Training
-from meshwise.units import bytes_text, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # The number of a layer in a name, as in "params/block_3/up".
 _NUMBER = re.compile(r"(?<=[_/])\d+(?=/)")
@@ -236,8 +237,8 @@ class TrainView:
         state = "done" if summary.is_complete else "stopped"
         heldout = summary.heldout_loss
         self._console.print(
-            f"[bold]{state}[/] after {summary.steps_done} steps, {summary.wall_s:.0f} s in this "
-            f"call: {_losses(summary)}"
+            f"[bold]{state}[/] after {counted(summary.steps_done, 'step')}, {summary.wall_s:.0f} "
+            f"s in this call: {_losses(summary)}"
             f"{'' if heldout is None else f', held-out {heldout:.3f}'}; "
             f"{self._training.rate_text(summary.median_step_s)}"
         )
@@ -334,9 +335,9 @@ def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
         limit: Bytes that a device may hold, as it was asked for; None: what it has.
     """
     table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
-    best = "no bound known" if plan.gap is None else f"within {plan.gap:.2%} of the best"
     replicated = plan.replicated
-    table.add_row("method", f"{plan.method}, {best}")
+    table.add_row("method", plan.method)
+    table.add_row("search", optimum_text(plan))
     table.add_row("mesh", mesh_text(plan.mesh))
     table.add_row("micro-batches", str(plan.num_microbatches))
     table.add_row("predicted time", seconds_text(plan.step_time_s))
@@ -358,9 +359,9 @@ def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
 def pipeline_table(plan: Plan, plan_s: float) -> Table:
     """Return what the plan of a pipeline promises for a step, stage by stage."""
     title = (
-        f"plan, found in {plan_s:.1f} s: {len(plan.stages)} stages, {plan.num_microbatches} "
-        f"micro-batches, schedule {plan.schedule}; predicted {seconds_text(plan.step_time_s)} a "
-        f"step, bubble {plan.bubble_share:.1%}"
+        f"plan, found in {plan_s:.1f} s: {counted(len(plan.stages), 'stage')}, "
+        f"{counted(plan.num_microbatches, 'micro-batch')}, schedule {plan.schedule}; predicted "
+        f"{seconds_text(plan.step_time_s)} a step, bubble {plan.bubble_share:.1%}"
     )
     table = Table(title=title, title_justify="left")
     for name in ("stage", "layers", "devices", "mesh", "remat"):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph
+from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.intra.blocks.partition import BODIES, CLUSTER
 from meshwise.intra.options import TIME
 from meshwise.intra.regions import Region, regions
 from meshwise.intra.shapes import BlockShape
 from meshwise.intra.tables import Evaluator
-from meshwise.plan.counts.walk import reshards
+from meshwise.plan.counts.contents import OtherOperators
+from meshwise.plan.counts.walk import place, reshards
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.offload import host_transfer_s
 
@@ -40,7 +43,12 @@ class _Compute:
 
     def region_s(self, region: Region, decision: GraphDecision) -> float:
         """Seconds that one run of a region spends in operators, their edges included."""
-        total = 0.0
+        return sum(seconds for _, seconds in self.blocks(region, decision))
+
+    def blocks(
+        self, region: Region, decision: GraphDecision
+    ) -> Iterator[tuple[tuple[int, ...], float]]:
+        """Yield the operators of each block of a region, and the seconds of one run of them."""
         for n, block in enumerate(region.blocks.blocks):
             if block.kind == BODIES:
                 continue
@@ -48,8 +56,7 @@ class _Compute:
             key = (number, tuple(decision.operators[i].strategy for i in block.members))
             if key not in self.known:
                 self.known[key] = self.block_s(shape, decision)
-            total += self.known[key]
-        return total
+            yield block.members, self.known[key]
 
     def block_s(self, shape: BlockShape, decision: GraphDecision) -> float:
         evaluator = self.evaluator
@@ -90,3 +97,38 @@ def step_time_s(
         once = compute.region_s(region, part) + _resharding_s(region, part, evaluator)
         total += region.trips * once
     return total + host_transfer_s(graph, decision, mesh)
+
+
+def other_operators(
+    graph: Graph,
+    decision: GraphDecision,
+    mesh: LogicalMesh,
+    *,
+    parts: tuple[Region, ...] | None = None,
+) -> tuple[OtherOperators, ...]:
+    """Return what takes time in a step besides dense products and convolutions, dearest first.
+
+    Args:
+        graph: The graph.
+        decision: What was decided about it.
+        mesh: Where it runs.
+        parts: The regions of the graph if they are known.
+    """
+    compute = _Compute(Evaluator(mesh, TIME, frozenset()))
+    counts, seconds = Counter[str](), defaultdict[str, float](float)
+    for region in parts or regions(graph):
+        operators, tensors = region.graph.operators, region.graph.tensors
+
+        def made_bytes(op: Operator, tensors: Sequence[Tensor] = tensors) -> int:
+            return sum(tensors[t].num_bytes for t in op.outputs)
+
+        for members, once_s in compute.blocks(region, decision_of(region, decision)):
+            block = [operators[i] for i in members]
+            if once_s and not any(op.heavy for op in block):
+                where = place(max(block, key=made_bytes))
+                counts[where] += region.trips
+                seconds[where] += region.trips * once_s
+    return tuple(
+        OtherOperators(where=where, count=counts[where], seconds=seconds[where])
+        for where in sorted(seconds, key=lambda name: (-seconds[name], name))
+    )

@@ -24,11 +24,15 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _OURS = PurePath(__file__).parents[1]
 
 
+# Our folder of what a user could have written.
+_MODELS = _OURS / "models"
+
+
 # Packages whose gradients take a user's function as `jax.grad` does.
 _WRAPPERS = frozenset({"flax", "equinox"})
 
 
-def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
+def source_line(source: SourceInfo | None) -> str:
     """Return the user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
     Without the folder: equal steps in other places have equal plans, and a plan tells nothing of
@@ -36,17 +40,15 @@ def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
 
     Args:
         source: The source of an equation.
-        outside: A folder whose files are not the user's, though they are none of JAX.
+
+    Returns:
+        The line; that of a package where the user has none; empty where there is only our own code.
     """
-    if source is None:
-        return ""
     first = frame = None
-    for found in source_info_util.user_frames(source.traceback):
-        if outside and found.file_name.startswith(outside):
-            continue
+    for found in _frames(source):
         first = first or found
         # A line of Flax is the same for all layers of a kind: the line that calls it is not.
-        if _INSTALLED.isdisjoint(PurePath(found.file_name).parts):
+        if not _is_installed(found.file_name):
             frame = found
             break
     frame = frame or first
@@ -55,6 +57,24 @@ def source_line(source: SourceInfo | None, *, outside: str = "") -> str:
     column = f":{frame.start_column}" if frame.start_column else ""
     function = frame.function_name.replace("<locals>.", "")
     return f"{PurePath(frame.file_name).name}:{frame.start_line}{column} ({function})"
+
+
+def _frames(source: SourceInfo | None) -> Iterator[source_info_util.Frame]:
+    """Yield the frames of users and of packages, inner ones first."""
+    if source is not None:
+        for frame in source_info_util.user_frames(source.traceback):
+            if not _is_ours(frame.file_name):
+                yield frame
+
+
+def _is_ours(file: str) -> bool:
+    path = PurePath(file)
+    return path.is_relative_to(_OURS) and not path.is_relative_to(_MODELS)
+
+
+def _is_installed(file: str) -> bool:
+    path = PurePath(file)
+    return not path.is_relative_to(_OURS) and not _INSTALLED.isdisjoint(path.parts)
 
 
 def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo | None:
@@ -67,9 +87,7 @@ def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo |
     Returns:
         One of the two.
     """
-    if call is None or (own and source_info_util.user_frame(own.traceback)):
-        return own
-    return call
+    return own if call is None or next(_frames(own), None) else call
 
 
 class GradientCall(NamedTuple):
@@ -153,7 +171,7 @@ def raising_line(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if source_info_util.is_user_filename(frame.filename)
+        if source_info_util.is_user_filename(frame.filename) and not _is_ours(frame.filename)
     ]
     if not frames:
         return ""

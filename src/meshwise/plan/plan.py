@@ -26,7 +26,7 @@ class Plan(PlanRecord):
             *filter(None, (self.model,)),
             f"{count} stages" if count > 1 else "x".join(map(str, self.mesh.sizes)),
             *([] if self.cluster is None else [f"on {self.cluster.name}"]),
-            f"{seconds_text(self.simulated_s)} a step",
+            f"{seconds_text(self.step_time_s)} a step",
             f"{bytes_text(self.peak_bytes)} a device",
         ]
         return f"<Plan: {', '.join(parts)}>"

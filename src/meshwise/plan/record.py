@@ -31,8 +31,7 @@ class PlanRecord:
     planner.
 
     Attributes:
-        step_time_s: Time of a step as the search predicts it, in seconds, without changes of layout
-            of values that skip layers; these are in `simulated_s`.
+        step_time_s: Predicted time of a step, in seconds; that of a pipeline by simulation.
         stages: In the order of the layers.
         decisions: Decisions about layers, each different one once.
         collectives: Every collective of a step within the meshes.
@@ -47,10 +46,11 @@ class PlanRecord:
             byte passes once.
         delays: For each stage by how many half steps its gradients of weights are delayed
             (`schedules.delay`); none where the schedule is as it is named.
-        simulated_s: Step time by simulation.
+        formula_s: What the search took the step to take, in seconds, by a formula.  It leaves out
+            changes of layout of values that skip layers.  On one mesh it is `step_time_s`.
         bubble_share: Share of device time without work, by simulation.
         exposed_s: Longest time for which a mesh waits for a transfer, by simulation.
-        tried: Pairs (number of micro-batches, best step time predicted).
+        tried: Pairs (number of micro-batches, least seconds of a step by the formula).
         step_flop: FLOP of the forward pass on the whole batch; 0 if it is not known apart.
         tied: Names of parameters that several layers read.
         cuts: First and last operator of each layer in the forward pass; none for a whole step.
@@ -88,7 +88,7 @@ class PlanRecord:
     hides_transfers: bool = False
     transfers: str = ""
     delays: tuple[int, ...] = ()
-    simulated_s: float
+    formula_s: float
     bubble_share: float = 0.0
     exposed_s: float = 0.0
     tried: tuple[tuple[int, float], ...] = ()

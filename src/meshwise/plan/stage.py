@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.plan.counts.contents import Argument, DenseOperator
+from meshwise.plan.counts.contents import Argument, DenseOperator, OtherOperators
 from meshwise.resharding.between import Passing
 
 # What a backward pass computes again: nothing, all but dense products of weights, or all but what
@@ -83,6 +83,7 @@ class Stage:
         send_bytes: Activations of one micro-batch that go to other stages.
         device_flop: Dense FLOP of one device in a step, recomputation included.
         dense: Dense products and convolutions, equal ones merged.
+        others: What else takes time on one mesh, dearest first; empty in pipelines and older files.
         weights: Where the schedule splits the backward pass, its later part.
     """
 
@@ -107,6 +108,7 @@ class Stage:
     send_bytes: int = 0
     device_flop: float = 0.0
     dense: tuple[DenseOperator, ...] = ()
+    others: tuple[OtherOperators, ...] = ()
     weights: WeightGradients | None = None
 
     @property

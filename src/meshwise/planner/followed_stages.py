@@ -132,7 +132,7 @@ def _forward_plan(
         ),
         cluster=plan.cluster,
         schedule=INFERENCE.name,
-        simulated_s=seconds,
+        formula_s=seconds,
         method="Follow()",
         fingerprint=joint_fingerprint(way.plan.fingerprint for way in ways),
         replicated=work_together(works).replicated.shares(),

@@ -12,11 +12,14 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.loops import NO_RULE
 from meshwise.intra.options import IntraResult
-from meshwise.intra.price import step_time_s
+from meshwise.intra.price import other_operators, step_time_s
 from meshwise.memory.peak import peak
 from meshwise.memory.targets import memory_model_of
+from meshwise.plan.counts.collectives import collective_s
+from meshwise.plan.counts.contents import OtherOperators
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
+from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fingerprint import fingerprint
 from meshwise.plan.fits import MeshBytes, StageBytes, check_fits
 from meshwise.plan.offload import bytes_on_device
@@ -25,14 +28,19 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.verify import verify_decision
 from meshwise.planner.peak_parts import peak_parts
 from meshwise.request.constraints import FREE_METHODS, dropped_on
-from meshwise.request.methods import Auto, Follow, IntraOp, Method, Replay
+from meshwise.request.methods import Auto, Follow, IntraOp, Megatron, Method, Replay
 from meshwise.request.plan_request import PlanRequest
 from meshwise.rules.unruled import hint
 from meshwise.trace.step import TracedStep
+from meshwise.units import counted
 
 # Above this share of FLOP or bytes a plan warns of what runs whole on every device.
 _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
+# Above this share of a step in collectives it warns too.
+_COLLECTIVE_SHARE = 2 / 3
+# Operators that take less of a step than this are not told one by one.
+_LEAST_SHARE = 0.005
 
 
 def method_name(method: Method) -> str:
@@ -73,6 +81,8 @@ def finished_plan(
     stage = program_stage(
         program, mesh, work, step_time_s=seconds, peak_bytes=result.peak_bytes, cluster=cluster
     )
+    others = other_operators(step.graph, decision, mesh, parts=place.parts)
+    stage = replace(stage, others=_dear(others, seconds))
     if options.memory_bytes is not None:
         stage = replace(stage, memory_bytes=options.memory_bytes)
     method = method_name(request.method)
@@ -84,7 +94,7 @@ def finished_plan(
         cluster=cluster and ClusterSpec(name=cluster.name, groups=cluster.groups),
         batch_size=_batch_size(step),
         num_microbatches=step.num_microbatches,
-        simulated_s=seconds,
+        formula_s=seconds,
         tried=((step.num_microbatches, seconds),),
         method=method,
         objective=options.objective,
@@ -106,8 +116,15 @@ def finished_plan(
                 decides=not isinstance(request.method, FREE_METHODS),
             ),
             *_warnings(step, result, work, mesh, method),
+            *_collective_warnings(work, mesh, seconds),
+            *_batch_warnings(step, decision, mesh, request.method),
         ),
     )
+
+
+def _dear(others: tuple[OtherOperators, ...], step_time_s: float) -> tuple[OtherOperators, ...]:
+    """Return those that take a share of a step that is worth a line."""
+    return tuple(item for item in others if item.seconds >= _LEAST_SHARE * step_time_s)
 
 
 def _batch_size(step: TracedStep) -> int:
@@ -166,10 +183,36 @@ def _work_warnings(work: Work, num_devices: int) -> Iterator[str]:
     if num_devices > 1 and (
         whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
     ):
+        largest = f"; the largest is {whole.largest[0][0]}" if whole.largest else ""
         yield (
             f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
-            "every device"
+            f"every device{largest}, explain() names more"
         )
+
+
+def _collective_warnings(work: Work, mesh: LogicalMesh, step_time_s: float) -> Iterator[str]:
+    """Yield that devices talk for most of a step."""
+    sent_s = math.fsum(item.count * collective_s(item, mesh) for item in work.collectives)
+    if sent_s > _COLLECTIVE_SHARE * step_time_s:
+        count = sum(item.count for item in work.collectives)
+        yield (
+            f"{counted(count, 'collective')} take {sent_s / step_time_s:.0%} of a step; with a "
+            "larger batch, or on fewer devices, this share is smaller"
+        )
+
+
+def _batch_warnings(
+    step: TracedStep, decision: GraphDecision, mesh: LogicalMesh, method: Method
+) -> Iterator[str]:
+    """Yield that no device has a part of the batch, where its size is the reason."""
+    rows, devices = _batch_size(step), mesh.num_devices
+    is_split = any(decision.inputs[i].dims[dim] for i, dim in step.batch_dims.items())
+    if is_split or rows % devices == 0 or isinstance(method, Megatron):
+        return
+    yield (
+        f"every device holds all {counted(rows, 'row')} of the batch: they cannot be divided by "
+        f"{counted(devices, 'device')}; a multiple of {devices} rows can be split"
+    )
 
 
 def _concessions(result: IntraResult, work: Work, method: str) -> Iterator[str]:

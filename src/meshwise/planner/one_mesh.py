@@ -41,7 +41,7 @@ from meshwise.planner.offload import (
 from meshwise.planner.other_step import other_step
 from meshwise.request.constraints import FREE_METHODS, kept_constraints
 from meshwise.request.methods import Auto, Follow, Heuristic, IntraOp, Megatron, Method, Replay
-from meshwise.request.pins import apart, pinned
+from meshwise.request.pins import apart, meshes_with_axes, pinned
 from meshwise.request.plan_request import PlanRequest
 from meshwise.system.collector import collection_paused
 from meshwise.system.progress import say
@@ -243,6 +243,7 @@ def _best_plan(
     if request.placement is not None:
         sizes = request.placement.plan.mesh.sizes
         meshes = [mesh for mesh in meshes if mesh.sizes == sizes]
+    meshes = meshes_with_axes(meshes, request.pins)
     say(f"B={num_microbatches}: {_where(meshes, has_padding=False)}")
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
     candidates = partial(

@@ -282,7 +282,7 @@ def _fastest(
         other = searched(step, bool(step.offload), never)
     except InfeasibleError:
         return found
-    is_faster = other.plan.simulated_s < found.plan.simulated_s and _has_ring(other)
+    is_faster = other.plan.step_time_s < found.plan.step_time_s and _has_ring(other)
     return _joined(other) if is_faster else found
 
 

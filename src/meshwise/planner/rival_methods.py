@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import partial
 
 from meshwise.baselines.pipelines.even_stages import divisors, stage_kind
-from meshwise.baselines.rival_method import RivalMethod
+from meshwise.baselines.rival_method import RivalMethod, StepParts
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.cost_table.variant_costs import logical_views
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.limit.refusal import TooLargeError
+from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.plan import Plan
 from meshwise.planner.one_mesh import plan_on
 from meshwise.planner.pipeline import search_options
@@ -27,13 +28,16 @@ from meshwise.request.pipeline_request import PipelineRequest, pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.layering import Layering
-from meshwise.trainers.best_point import NothingFitsError, best_point
+from meshwise.trainers.best_point import BestPoint, NothingFitsError, best_point
 from meshwise.trainers.megatron import Megatron
 from meshwise.trainers.one_mesh import ONE_MESH
 from meshwise.trainers.trainer import PointSpace
+from meshwise.units import counted
 
 Report = Callable[[str], object]
 
+# What Megatron's grid is called; the spaces of points differ beside one mesh and beside stages.
+MEGATRON = "Megatron-LM"
 # Number of axes of the meshes that are tried besides the one with one axis.
 _TWO_AXES = 2
 
@@ -79,19 +83,21 @@ def rivals_of_pipeline(
     """
     kind = stage_kind(request.cluster, 1)
     assert kind is not None  # all devices
-    spaces: list[list[PointSpace]] = [
-        [method(mesh) for mesh in logical_views(kind)] for method in ONE_MESH
-    ]
+    spaces: dict[str, list[PointSpace]] = {
+        method.title: [method(mesh) for mesh in logical_views(kind)] for method in ONE_MESH
+    }
+    spaces[MEGATRON] = [Megatron()]
     with collection_paused():
         blocks = in_blocks(planned.layers)
         options = search_options(blocks, planned.plan.step_flop, request)
         return tuple(
-            _best_of([_fastest(s, blocks, request.cluster, options, report) for s in some])
-            for some in [*spaces, [Megatron()]]
+            _best_of([_fastest(name, s, blocks, request.cluster, options, report) for s in some])
+            for name, some in spaces.items()
         )
 
 
 def _fastest(
+    name: str,
     space: PointSpace,
     blocks: Layering,
     cluster: ClusterSpec,
@@ -101,14 +107,28 @@ def _fastest(
     try:
         best = best_point(space, blocks, cluster, options, report)
     except NothingFitsError as error:
-        return RivalMethod(name=space.title, peak_bytes=error.num_bytes)
+        return RivalMethod(name=name, peak_bytes=error.num_bytes)
     except InfeasibleError as error:
-        return RivalMethod(name=space.title, how=str(error))
+        return RivalMethod(name=name, how=str(error))
     return RivalMethod(
-        name=space.title,
+        name=name,
         how=space.words(best.point),
         step_time_s=best.timeline.step_time_s,
+        parts=_parts(best),
         peak_bytes=max(best.timeline.peak_bytes),
+    )
+
+
+def _parts(best: BestPoint) -> StepParts:
+    timeline = best.timeline
+    stage = max(range(len(timeline.busy_s)), key=timeline.busy_s.__getitem__)
+    busy_s, waits_s = timeline.busy_s[stage], timeline.exposed_s[stage]
+    sent_s = min(best.collective_s[stage], busy_s)
+    return StepParts(
+        computes_s=busy_s - sent_s,
+        collectives_s=sent_s,
+        transfers_s=waits_s,
+        idle_s=max(timeline.step_time_s - busy_s - waits_s, 0.0),
     )
 
 
@@ -154,7 +174,7 @@ def rivals_on_one_mesh(
     ]
     grid = [methods.Megatron(dp=count // tp, tp=tp) for tp in divisors(count)]
     ways.append([partial(as_asked, method) for method in grid])
-    names = [*(method.title for method in ONE_MESH), "Megatron"]
+    names = [*(method.title for method in ONE_MESH), MEGATRON]
     return tuple(
         _best_of([_planned(name, make) for make in some])
         for name, some in zip(names, ways, strict=True)
@@ -169,9 +189,14 @@ def _planned(name: str, make: Callable[[], Plan]) -> RivalMethod:
     except MeshwiseError as error:
         return RivalMethod(name=name, how=str(error))
     mesh, count = "x".join(map(str, plan.mesh.sizes)), plan.num_microbatches
+    sent_s = math.fsum(item.count * collective_s(item, plan.mesh) for item in plan.collectives)
     return RivalMethod(
         name=name,
-        how=f"mesh {mesh}, {count} micro-batch{'es' if count > 1 else ''}",
+        how=f"mesh {mesh}, {counted(count, 'micro-batch')}",
         step_time_s=plan.step_time_s,
+        parts=StepParts(
+            computes_s=max(plan.step_time_s - sent_s, 0.0),
+            collectives_s=min(sent_s, plan.step_time_s),
+        ),
         peak_bytes=plan.peak_bytes,
     )

@@ -124,7 +124,7 @@ def planned_layers(
             continue
         report(f"schedules {names}")
         # Of equals the first is taken.
-        cutoff_s = math.inf if best is None else best.plan.simulated_s * (1 - _SAME)
+        cutoff_s = math.inf if best is None else best.plan.step_time_s * (1 - _SAME)
         some = replace(
             asked,
             options=replace(options, schedules=group),
@@ -138,12 +138,15 @@ def planned_layers(
             failed.setdefault(is_plain, error)
             least_fails |= ONE_F_ONE_B in group and isinstance(error, InfeasibleError)
             continue
-        if found is not None and found.plan.simulated_s < cutoff_s:
+        if found is not None and found.plan.step_time_s < cutoff_s:
             best = found
     if best is None:
         raise failed.get(True) or failed[False]
     every = ", ".join(schedule.choice for schedule in options.schedules)
-    space = f"{best.plan.space}; the fastest by simulation of searches for {every}"
+    space = (
+        f"{best.plan.space}; the schedules {every} were all searched, and the fastest plan by "
+        "simulation was taken"
+    )
     return replace(best, plan=replace(best.plan, space=space))
 
 
@@ -287,7 +290,7 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
             break
         try:
             again = _planned(asked, source, better, costs)
-            return min(again, planned, key=lambda p: p.plan.simulated_s)
+            return min(again, planned, key=lambda p: p.plan.step_time_s)
         except UnsearchedMemoryError as error:
             free_share += max(error.missing_share, _LEAST_RESERVED)
             asked.report(f"{error}; stages with {free_share:.1%} of their memory left free")
@@ -379,10 +382,10 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
             continue
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
-        asked.report(f"{seconds:.4g} s a step simulated, {found.plan.total_s:.4g} s predicted")
+        asked.report(f"{seconds:.4g} s a step simulated, {found.plan.total_s:.4g} s by the formula")
         if seconds < fastest.below_s:
-            plan = replace(made.plan, step_time_s=seconds, gap=0.0)
-            fastest.below_s, fastest.planned = seconds, replace(made, plan=plan)
+            fastest.below_s = seconds
+            fastest.planned = replace(made, plan=replace(made.plan, gap=0.0))
     if fastest.planned is None and fastest.failed:
         raise fastest.failed[0]
     return fastest.planned

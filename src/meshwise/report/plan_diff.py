@@ -28,7 +28,7 @@ Layouts: TypeAlias = dict[str, str]
 
 # Fields of the file that a section shows; all others are only named.
 _SHOWN = {
-    "step_time_s", "simulated_s", "exposed_s", "bubble_share", "peak_bytes", "device_flop",
+    "step_time_s", "formula_s", "exposed_s", "bubble_share", "peak_bytes", "device_flop",
     "step_flop", "collectives", "batch_size", "num_microbatches", "schedule", "hides_transfers",
     "transfers", "delays", "tried", "tied", "model", "cluster", "method", "objective", "gap",
     "space", "status", "fingerprint", "stages",
@@ -97,8 +97,8 @@ def _totals(first: Plan, second: Plan) -> list[Difference]:
     return [
         *changed(
             [
-                ("predicted", first.step_time_s, second.step_time_s),
-                ("simulated", first.simulated_s, second.simulated_s),
+                ("step time", first.step_time_s, second.step_time_s),
+                ("by the formula of the search", first.formula_s, second.formula_s),
                 ("waiting for transfers", first.exposed_s, second.exposed_s),
             ],
             "s",

@@ -10,7 +10,7 @@ from meshwise.plan.text.columns import WIDTH, table, with_space_below
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.simulate.plan import Simulation
 from meshwise.simulate.stage_run import one_a_mesh
-from meshwise.units import bytes_text, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # A step computes its forward pass once and about twice as much backward; what is computed again
 # does not count.  Source: docs/facts.md section 6.
@@ -40,12 +40,12 @@ def simulation_text(plan: Plan, simulation: Simulation) -> str:
     lines = [
         *with_space_below(simulated_memory(plan, simulation).warning_lines()),
         *textwrap.wrap(
-            f"{len(plan.stages)} stages on {simulation.cluster.name}, batch {plan.batch_size} in "
-            f"{simulation.num_microbatches} micro-batches, schedule {simulation.schedule}",
+            f"{counted(len(plan.stages), 'stage')} on {simulation.cluster.name}, batch "
+            f"{plan.batch_size} in {counted(simulation.num_microbatches, 'micro-batch')}, "
+            f"schedule {simulation.schedule}",
             WIDTH,
         ),
-        f"step {seconds_text(seconds)} simulated; the plan says {seconds_text(plan.step_time_s)} "
-        f"predicted, {seconds_text(plan.simulated_s)} simulated",
+        f"step {seconds_text(seconds)} (simulated); the plan says {seconds_text(plan.step_time_s)}",
         f"bubble {timeline.bubble_share:.1%}; waiting for transfers at most "
         f"{seconds_text(max(timeline.exposed_s))}",
         f"stages work {busy:.1%} of the time" + _useful(plan, simulation),
@@ -123,7 +123,6 @@ def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Json]:
         ],
         "planned": {
             "step_time_s": plan.step_time_s,
-            "simulated_s": plan.simulated_s,
             "schedule": plan.schedule,
             "num_microbatches": plan.num_microbatches,
         },

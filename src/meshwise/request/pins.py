@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import fnmatch
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ ACTIVATION = "activation:"
 # Before a path that is no pattern; no path of an argument begins so.
 EXACTLY = "="
 
+# A key in brackets, as Python writes it.
+_KEY = re.compile(r"\[(['\"]?)([^\[\]'\"]+)\1\]")
 # Names that an error lists.
 _LISTED = 8
 
@@ -197,8 +200,13 @@ def named_operators(
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a path fits a pattern: `*` in a component, `**` for any number of them."""
-    return _match(pattern.split("/"), name.split("/"))
+    """Return whether a path fits a pattern: `*` in a component, `**` for any number of them.
+
+    A path fits itself, whatever its keys are.  Keys may stand in brackets, as in Python: `0/w[1]`
+    and `0['w'][1]` are `0/w/1`.
+    """
+    forms = dict.fromkeys((pattern, _KEY.sub(r"/\2", pattern)))
+    return name in forms or any(_match(form.split("/"), name.split("/")) for form in forms)
 
 
 def _match(pattern: Sequence[str], name: Sequence[str]) -> bool:
@@ -224,16 +232,53 @@ def is_hit(pattern: str, name: str, activation: bool) -> bool:
     return matches(pattern.removeprefix(ACTIVATION), name)
 
 
+def meshes_with_axes(
+    meshes: Sequence[LogicalMesh], pins: Mapping[str, object]
+) -> list[LogicalMesh]:
+    """Return the meshes that have each axis that pins name.
+
+    Args:
+        meshes: The meshes that may be taken.
+        pins: Pattern -> `Pin` or `PartitionSpec`.
+
+    Raises:
+        PinError: no mesh has an axis.
+    """
+    known = list(dict.fromkeys(name for mesh in meshes for name in mesh.names))
+    wanted: set[str] = set()
+    for pattern, value in pins.items():
+        pin = as_pin(pattern, value)
+        for axis in (*_axes(pin.spec), *pin.forbid):
+            if axis not in known:
+                has = "the mesh has" if len(meshes) == 1 else "the meshes have"
+                raise _unknown_axis(pattern, axis, has, known)
+            wanted.add(axis)
+    return [mesh for mesh in meshes if wanted.issubset(mesh.names)]
+
+
+def _axes(spec: PartitionSpec | None) -> Iterator[str]:
+    """Yield the axes of a spec."""
+    for entry in spec or ():
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, tuple):
+            yield from entry
+
+
+def _unknown_axis(pattern: str, axis: object, has: str, known: Sequence[str]) -> PinError:
+    near = difflib.get_close_matches(str(axis), known, 1)
+    return PinError(
+        f"pin {pattern!r} names axis {axis!r}, {has} {list(known)}"
+        + (f"; did you mean {near[0]!r}?" if near else "; use one of these")
+    )
+
+
 def _wish(pattern: str, pin: Pin, mesh: LogicalMesh) -> _Wish:
     known = list(mesh.names)
 
     def number(axis: str) -> int:
         if axis not in known:
-            near = difflib.get_close_matches(str(axis), known, 1)
-            raise PinError(
-                f"pin {pattern!r} names axis {axis!r}, the mesh has {known}"
-                + (f"; did you mean {near[0]!r}?" if near else "; use one of these")
-            )
+            raise _unknown_axis(pattern, axis, "the mesh has", known)
         return known.index(axis)
 
     forbid = frozenset(number(axis) for axis in pin.forbid)
@@ -394,6 +439,8 @@ def refuse_unmatched(pattern: str, names: Sequence[str], activations: Sequence[s
         what, does = "argument", "has none"
     near = nearest(pattern, known, _LISTED)
     more = ", ..." if len(known) > len(near) else ""
+    if not pattern.startswith((ACTIVATION, "*", *map(str, range(10)))):
+        more += "; a path begins with the number of the argument"
     raise PinError(
         f"pin {pattern!r} names no {what}; "
         + (f"the nearest are {', '.join(near)}{more}" if known else f"the step {does}")

@@ -41,6 +41,8 @@ class Chunk:
         weight_s: Of `backward_s`, the gradients of weights, where the schedule has them apart; None
             for half of it.
         weight_bytes: Bytes held for each micro-batch between the two; None for `microbatch_bytes`.
+        collective_s: Seconds of a step in collectives, all micro-batches together, for reports; the
+            other seconds hold them.
     """
 
     forward_s: float
@@ -55,6 +57,7 @@ class Chunk:
     backward_passing: Passing | None = None
     weight_s: float | None = None
     weight_bytes: float | None = None
+    collective_s: float = 0.0
 
     @property
     def microbatch_s(self) -> float:

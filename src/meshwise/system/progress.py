@@ -1,11 +1,13 @@
 """Progress of long planning: lines of the logger "meshwise", at level INFO.
 
 A program shows them with `logging.basicConfig(level=logging.INFO)`; commands show them themselves.
+Where nobody does, one line at level WARNING says how, which Python shows by default.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,6 +18,32 @@ _LOGGER = logging.getLogger("meshwise")
 def say(text: str) -> None:
     """Tell of progress in a line."""
     _LOGGER.info(text)
+
+
+@contextmanager
+def told_if_slow(what: str, patience_s: float = 10.0) -> Generator[None]:
+    """Say once, while a block runs, that it takes long, and how its progress can be seen.
+
+    Nothing is said where the progress is seen.
+
+    Args:
+        what: What the block does, as `planning step`.
+        patience_s: Seconds after which it takes long.
+    """
+    if _LOGGER.isEnabledFor(logging.INFO):
+        yield
+        return
+    text = (
+        f"{what} has taken {patience_s:g} s so far; logging.basicConfig(level=logging.INFO) shows "
+        "what it tries"
+    )
+    timer = threading.Timer(patience_s, _LOGGER.warning, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _Lines(logging.Handler):

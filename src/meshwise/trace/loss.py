@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,7 +30,6 @@ from meshwise.trace.libraries import library_of
 from meshwise.trace.own_parallel import on_whole_arrays
 
 # Lines below this folder are not the user's.
-_MESHWISE = str(Path(__file__).parents[1])
 loss_and_grad_p = Primitive("loss_and_grad")
 loss_and_grad_p.multiple_results = True
 
@@ -259,7 +257,7 @@ def bind_loss(closed: Any, wrt: Sequence[int], operands: Sequence[Any]) -> list[
 
 def call_line(loss: Any) -> str:
     """Return the user's source line in which the loss of an equation is differentiated."""
-    return source_line(loss.source_info, outside=_MESHWISE)
+    return source_line(loss.source_info)
 
 
 def _traced_loss(

@@ -70,6 +70,10 @@ class Program:
     constants: Mapping[int, Any]
     results: frozenset[int] = frozenset()
 
+    def source(self, ident: int) -> SourceInfo | None:
+        """Return the source of what makes a value; None for an argument or a constant."""
+        return next((node.source for node in self.nodes if ident in node.outputs), None)
+
 
 def merged(program: Program, same_as: Callable[[Node], Sequence[int] | None]) -> Program:
     """Return a program without the nodes whose results are other values.

@@ -44,7 +44,7 @@ class TrainerAnswer:
 
     @property
     def slower_share(self) -> float:
-        """Simulated seconds over those of the free plan, less 1; negative if it is faster."""
+        """Predicted seconds over those of the free plan, less 1; negative if it is faster."""
         return self.best.timeline.step_time_s / self.timeline.step_time_s - 1
 
     @property
@@ -70,12 +70,12 @@ class TrainerAnswer:
             "trainer": self.trainer.title,
             "options": self.options,
             "point": asdict(best.point),
-            "step_time_s": best.predicted_s,
-            "simulated_s": best.timeline.step_time_s,
+            "step_time_s": best.timeline.step_time_s,
+            "formula_s": best.formula_s,
             "peak_bytes": max(best.timeline.peak_bytes),
             "free": {
-                "step_time_s": self.plan.step_time_s,
-                "simulated_s": self.timeline.step_time_s,
+                "step_time_s": self.timeline.step_time_s,
+                "formula_s": self.plan.formula_s,
             },
             "slower_share": self.slower_share,
             "more_work_s": self.more_work_s,
@@ -95,8 +95,8 @@ class TrainerAnswer:
         yield f"  point        {best.point}"
         peak = bytes_text(max(best.timeline.peak_bytes))
         name = self.trainer.schedule(best.point).name
-        yield f"  step         {_seconds(best.timeline, best.predicted_s)}; {name}, {peak} a device"
-        yield f"  free plan    {_seconds(self.timeline, plan.step_time_s)}; {plan.schedule}"
+        yield f"  step         {_seconds(best.timeline, best.formula_s)}; {name}, {peak} a device"
+        yield f"  free plan    {_seconds(self.timeline, plan.formula_s)}; {plan.schedule}"
         yield f"  difference   {self._difference()}"
         limits = self.trainer.limits
         if self.slower_share < 0:
@@ -115,8 +115,9 @@ class TrainerAnswer:
         )
 
 
-def _seconds(timeline: Timeline, predicted_s: float) -> str:
-    return f"{seconds_text(timeline.step_time_s)} simulated, {seconds_text(predicted_s)} predicted"
+def _seconds(timeline: Timeline, formula_s: float) -> str:
+    step, formula = seconds_text(timeline.step_time_s), seconds_text(formula_s)
+    return f"{step} (predicted, by simulation), {formula} by the formula of the search"
 
 
 def _more(seconds: float) -> str:

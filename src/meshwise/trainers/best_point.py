@@ -52,8 +52,9 @@ class BestPoint:
     Attributes:
         point: The point.
         sizes: Numbers of the model and the cluster.
-        predicted_s: Seconds of a step by the formula of stage construction.
+        formula_s: Seconds of a step by the formula of stage construction.
         timeline: A simulated step.
+        collective_s: For each stage the seconds of a step in collectives.
         num_points: Points of the trainer for this model and cluster; points that differ only in
             remat count once.
         num_planned: How many of them were planned; the others are slower by their bounds, or larger
@@ -62,8 +63,9 @@ class BestPoint:
 
     point: TrainerPoint
     sizes: Sizes
-    predicted_s: float
+    formula_s: float
     timeline: Timeline
+    collective_s: tuple[float, ...]
     num_points: int
     num_planned: int
 
@@ -119,8 +121,8 @@ class _Search:
         points = [p for p in trainer.points(sizes) if len(trainer.roles(p)) <= MAX_AXES]
         if not points:
             raise InfeasibleError(
-                f"{trainer.title} has no point for {sizes.num_blocks} equal layers and a batch of "
-                f"{sizes.batch_size} on {sizes.num_devices} devices: stages take equally many "
+                f"{trainer.title} has no setting for {sizes.num_blocks} equal layers and a batch "
+                f"of {sizes.batch_size} on {sizes.num_devices} devices: stages take equally many "
                 "layers, and copies whole rows; change the batch, or the devices"
             )
         order = itertools.count()
@@ -143,8 +145,12 @@ class _Search:
                 return BestPoint(
                     point=priced.point,
                     sizes=sizes,
-                    predicted_s=self.prices.predicted_s(priced),
+                    formula_s=self.prices.formula_s(priced),
                     timeline=timeline,
+                    collective_s=tuple(
+                        sum(chunk.collective_s for chunk in priced.on_stage(stage))
+                        for stage in range(priced.point.pipeline)
+                    ),
                     num_points=len(points),
                     num_planned=len(planned),
                 )

@@ -112,7 +112,7 @@ class PointPrices:
             return None
         return PricedPoint(point=point, chunks=chunks, ranges=ranges, kind=kind)
 
-    def predicted_s(self, priced: PricedPoint) -> float:
+    def formula_s(self, priced: PricedPoint) -> float:
         """Return the seconds of a step by the formula of stage construction."""
         problem = fixed_problem(
             priced.ranges,

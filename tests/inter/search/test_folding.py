@@ -51,7 +51,7 @@ def test_what_is_predicted_is_what_is_simulated(name: str) -> None:
     made, state, batch = perceptron((256,) * 5, 64)
     plan = parallel(made, name).plan(state, batch)
     simulation = simulate_plan(plan)
-    assert simulation.timeline.step_time_s == plan.simulated_s == plan.step_time_s
+    assert simulation.timeline.step_time_s == plan.step_time_s
     for found, predicted in zip(simulation.timeline.peak_bytes, plan.mesh_peak_bytes, strict=True):
         assert found <= predicted <= 1.02 * found
     with pytest.raises(PlanError, match="interleaved-1f1b puts stages on other meshes"):

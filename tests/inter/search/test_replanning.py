@@ -88,7 +88,7 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight
         layers, CLUSTER, better, costs, batch_size=32, step_flop=flop, cuts=layers.ranges
     )
     assert max(timeline.peak_bytes) <= memory_bytes
-    assert written.step_time_s == better.plan.total_s
+    assert written.formula_s == better.plan.total_s
     assert Plan.from_json(written.to_json()) == written
 
 

@@ -77,7 +77,7 @@ def run_joint(layers: Layering, joint: Joint, inputs: list[Any], b: int) -> list
         rows |= {program.inputs[n]: inputs[n][t] for n in joint.crossed.local}
         value = inside_loop(program, block, batch, jnp.int32(t), whole, rows)
         terms = [value(i, block.states[i]) for i in sums]
-        total = accumulated(block, batch, sums, total, terms)
+        total = accumulated(program, block, batch, sums, total, terms)
         parts.append([value(i, block.states[i]) for i in (*equal, *stacked)])
     whole.update(zip(sums, total, strict=True))
     for i, values in zip([*equal, *stacked], zip(*parts, strict=True), strict=True):

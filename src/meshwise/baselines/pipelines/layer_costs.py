@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
+from meshwise.plan.counts.collectives import collective_s, collectives
 from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.chunks import Chunk
 from meshwise.system.identity import Same
@@ -201,6 +203,10 @@ class MethodCosts:
             resident_bytes=plan.memory.resident_bytes,
             microbatch_bytes=plan.memory.microbatch_bytes,
             temporary_bytes=plan.memory.temporary_bytes,
+            collective_s=math.fsum(
+                item.count * collective_s(item, variant.mesh)
+                for item in collectives(piece.graph, plan.decision, variant.mesh)
+            ),
         )
 
 
@@ -249,4 +255,5 @@ def summed(costs: Sequence[Chunk]) -> Chunk:
         temporary_bytes=max(c.temporary_bytes for c in costs),
         forward_gather_s=sum(c.forward_gather_s for c in costs),
         backward_gather_s=sum(c.backward_gather_s for c in costs),
+        collective_s=sum(c.collective_s for c in costs),
     )

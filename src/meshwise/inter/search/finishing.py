@@ -34,10 +34,10 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.schedule import Schedule
-from meshwise.simulate.stage_run import simulate_stages
+from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays, at_most_held
-from meshwise.units import seconds_text
+from meshwise.units import counted, seconds_text
 
 # Of the step time; less is not told.
 _MUCH = 0.05
@@ -168,15 +168,18 @@ class _Chosen:
             hides_transfers=schedule.hides_transfers,
             transfers=self.transfers if any(map(_passes, placed.stages)) else "",
             stages=placed.stages,
-            step_time_s=found.plan.total_s,
+            step_time_s=timeline.step_time_s,
             gap=_gap(found.plan),
             space=found.plan.space,
-            simulated_s=timeline.step_time_s,
+            formula_s=found.plan.total_s,
             bubble_share=timeline.bubble_share,
             exposed_s=max(timeline.exposed_s),
             tried=tuple(sorted(found.tried.items())),
             step_flop=step_flop,
-            warnings=tuple(_unsearched(placed, found.plan.total_s, count)),
+            warnings=(
+                *_one_at_a_time(placed.stages, count),
+                *_unsearched(placed, found.plan.total_s, count),
+            ),
             decisions=tuple(self.decisions),
             delays=placed.delays,
             fingerprint=pipeline_fingerprint(
@@ -361,6 +364,16 @@ def _with_seconds(stage: Stage, arrivals: Sequence[ArrivalWork]) -> Stage:
         forward_s=stage.forward_s + sum(a.forward_s for a in mine),
         backward_s=stage.backward_s + sum(a.backward_s for a in mine),
     )
+
+
+def _one_at_a_time(stages: Sequence[Stage], count: int) -> Iterator[str]:
+    """Yield that stages cannot work at once, as there is only one micro-batch."""
+    if count == 1 and len(one_a_mesh(stages)) > 1:
+        yield (
+            f"one micro-batch goes through {counted(len(stages), 'stage')}, so they compute one "
+            'after the other; num_microbatches="auto", or a number of them, lets them compute at '
+            "once"
+        )
 
 
 def _unsearched(placed: _Placed, step_time_s: float, count: int) -> Iterator[str]:

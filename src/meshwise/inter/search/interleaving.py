@@ -318,10 +318,11 @@ class _Search:
         return found
 
     def _space(self) -> str:
-        chunks = "any number of" if self.schedule.any_chunks else self.schedule.chunks
+        chunks = "two or more" if self.schedule.any_chunks else self.schedule.chunks
         return (
-            f"all pipelines of {chunks} stages on each of several equal meshes, all planned in one "
-            f"way, layers cut for the least slowest stage; schedule {self.schedule.name}"
+            f"pipelines on equal meshes, each of which runs {chunks} stages; all layers are "
+            "planned in one way, and cut so that the slowest stage is as fast as it can be; "
+            f"schedule {self.schedule.name}"
         )
 
     def _tried(self) -> dict[int, float]:

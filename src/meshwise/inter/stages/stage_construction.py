@@ -27,6 +27,7 @@ from meshwise.inter.stages.least_fill import least_fill
 from meshwise.inter.stages.objective import StepTime, step_time
 from meshwise.inter.stages.stage_options import stage_options
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
+from meshwise.units import counted
 
 # Source: Alpa section 5.2.
 EPSILON_S = 1e-6
@@ -133,10 +134,12 @@ def _search(problem: StageProblem, num_stages: int, error_s: float, at_most: flo
 def _space(problem: StageProblem, num_stages: int | None) -> str:
     costs = problem.costs
     shapes = ", ".join(dict.fromkeys(str(m) for m in costs.submeshes))
-    count = "any number of" if num_stages is None else str(num_stages)
+    stages = "any number of stages" if num_stages is None else counted(num_stages, "stage")
     devices = "all" if problem.use_all_devices else "at most"
     return (
-        f"{count} stages of whole layers of {costs.num_layers}, in order, on submeshes {shapes}, "
-        f"{devices} {problem.num_devices} devices, up to {costs.microbatch_s.shape[3]} variants "
-        f"each; {problem.num_microbatches} micro-batches, schedule {problem.schedule.name}"
+        f"all ways to divide {counted(costs.num_layers, 'layer')}, in order, into {stages} on "
+        f"submeshes {shapes} (hosts, devices of each), which take {devices} "
+        f"{counted(problem.num_devices, 'device')}; "
+        f"{counted(costs.microbatch_s.shape[3], 'variant')} at most for each stage; "
+        f"{counted(problem.num_microbatches, 'micro-batch')}, schedule {problem.schedule.name}"
     )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
+from meshwise.units import counted
 
 Feasible: TypeAlias = Callable[[StageProblem, int | None], Sequence[StageSpan]]
 
@@ -33,9 +34,10 @@ def with_memory(problem: StageProblem, factor: float) -> StageProblem:
 
 def _devices_text(problem: StageProblem, num_stages: int | None) -> str:
     layers, devices = problem.costs.num_layers, problem.num_devices
-    text = f"{layers} layer{'s' if layers > 1 else ''} cannot be cut into "
-    text += "stages" if num_stages is None else f"{num_stages} stages"
-    text += f" that use {'all' if problem.use_all_devices else 'at most'} {devices} devices"
+    text = f"{counted(layers, 'layer')} cannot be cut into "
+    text += "stages" if num_stages is None else counted(num_stages, "stage")
+    uses = "use" if num_stages != 1 else "uses"
+    text += f" that {uses} {'all' if problem.use_all_devices else 'at most'} {devices} devices"
     shapes = ", ".join(dict.fromkeys(str(m) for m in problem.costs.submeshes))
     return text + f", on submeshes {shapes}, whatever the memory"
 
@@ -44,13 +46,13 @@ def _devices_remedy(problem: StageProblem, num_stages: int | None, feasible: Fea
     """What would help where the number of stages or of devices is in the way."""
     layers, devices = problem.costs.num_layers, problem.num_devices
     if num_stages is not None and num_stages > layers:
-        most = f"at most {layers} stages" if layers > 1 else "1 stage"
+        most = "1 stage" if layers == 1 else f"at most {counted(layers, 'stage')}"
         return (
             "; a stage has at least one layer, and a layer at least one dense product or "
             f"convolution, which may stand in a loop: ask for {most}, or for more layers"
         )
     if num_stages is not None and num_stages > devices:
-        return f"; a stage has at least one device: ask for at most {devices} stages"
+        return f"; a stage has at least one device: ask for at most {counted(devices, 'stage')}"
     free = with_memory(replace(problem, use_all_devices=False), math.inf)
     if problem.use_all_devices and feasible(free, num_stages):
         return "; there are stages if devices may stay idle (use_all_devices=False)"

@@ -67,6 +67,21 @@ class DenseOperator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherOperators:
+    """Operators of one kind and source line that are no dense products or convolutions.
+
+    Attributes:
+        where: Kind and source line; of operators that a compiler fuses, the one that makes most.
+        count: How often it runs in a step.
+        seconds: Seconds a step, with what is fused to it.
+    """
+
+    where: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
     """Where one dense operator stands.
 

@@ -16,7 +16,7 @@ from meshwise.cluster.description.cluster_file import cluster_fields
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError
 from meshwise.plan.counts.collectives import Collective
-from meshwise.plan.counts.contents import Argument, DenseOperator
+from meshwise.plan.counts.contents import Argument, DenseOperator, OtherOperators
 from meshwise.plan.counts.flop import Replicated
 from meshwise.plan.files.forms import (
     COUNT,
@@ -49,7 +49,7 @@ from meshwise.resharding.between import Passing
 from meshwise.resharding.cross_mesh.strategies import STRATEGIES
 
 FORMAT = "meshwise-plan"
-VERSION = 5
+VERSION = 6
 # They follow from the stages, and are written for readers only.
 _SUMS = ("peak_bytes", "device_flop")
 
@@ -107,6 +107,7 @@ _DENSE = record(
         "communication": _BY_KIND,
     },
 )
+_OTHERS = record(OtherOperators, {"where": TEXT, "count": COUNT, "seconds": POSITIVE})
 _WEIGHTS = record(WeightGradients, {"seconds": POSITIVE, "held_bytes": SIZE, "waiting": SIZE})
 _PASSING = record(Passing, {"sent": POSITIVE, "received": POSITIVE})
 _STAGE = record(
@@ -131,11 +132,12 @@ _STAGE = record(
         "send_bytes": SIZE,
         "device_flop": POSITIVE,
         "dense": list_of(_DENSE),
+        "others": list_of(_OTHERS),
         "weights": or_none(_WEIGHTS),
         "forward_passing": or_none(_PASSING),
         "backward_passing": or_none(_PASSING),
     },
-    optional=("forward_passing", "backward_passing"),
+    optional=("others", "forward_passing", "backward_passing"),
 )
 _COLLECTIVE = record(
     Collective,
@@ -189,7 +191,7 @@ _PLAN = {
     "hides_transfers": FLAG,
     "transfers": one_of(tuple(STRATEGIES)),
     "delays": list_of(SIZE),
-    "simulated_s": POSITIVE,
+    "formula_s": POSITIVE,
     "bubble_share": NUMBER,
     "exposed_s": POSITIVE,
     "tried": list_of(pair_of(COUNT, Form(_read_seconds, _write_seconds))),

@@ -6,6 +6,8 @@ named no cluster, and version 2 did not say how much memory a plan may use.  Pip
 dtypes of arguments; no stage of versions 1 and 2 splits its backward pass; version 1 had no
 decisions, and said nothing of gathering what neighbours send.
 
+Up to version 5 `step_time_s` was what is `formula_s` now, and `simulated_s` what is `step_time_s`.
+
 Nothing is checked here: what is wrong in a file stays wrong and is found by the reader.
 """
 
@@ -38,10 +40,20 @@ def _number(value: Json) -> float:
 # -- plans of one mesh ----------------------------------------------------------------------------
 
 
+def _plan_of_version_5(data: dict[str, Json]) -> dict[str, Json]:
+    new = dict(data)
+    # A reader says what is missing by the names of today.
+    names = {"formula_s": "step_time_s", "step_time_s": "simulated_s"}
+    new.pop("simulated_s", None)
+    new.pop("step_time_s", None)
+    return new | {today: data[then] for today, then in names.items() if then in data}
+
+
 def _plan_of_version_4(data: dict[str, Json]) -> dict[str, Json]:
     if not isinstance(data.get("stages"), list):
-        return data
-    return data | {"stages": [_with_waiting(stage) for stage in _items(data["stages"])]}
+        return _plan_of_version_5(data)
+    stages = [_with_waiting(stage) for stage in _items(data["stages"])]
+    return _plan_of_version_5(data | {"stages": stages})
 
 
 def _with_waiting(stage: Json) -> Json:
@@ -201,7 +213,12 @@ def _pipeline_of_version_1(data: dict[str, Json]) -> dict[str, Json]:
 
 
 OLDER_PLANS: Mapping[int, Upgrade] = MappingProxyType(
-    {2: _plan_of_version_2, 3: _plan_of_version_3, 4: _plan_of_version_4}
+    {
+        2: _plan_of_version_2,
+        3: _plan_of_version_3,
+        4: _plan_of_version_4,
+        5: _plan_of_version_5,
+    }
 )
 OLDER_PIPELINES: Mapping[int, Upgrade] = MappingProxyType(
     {1: _pipeline_of_version_1, 2: _pipeline_of_version_2, 3: _pipeline_of_version_3}

@@ -22,8 +22,9 @@ from meshwise.plan.text.columns import (
 )
 from meshwise.plan.text.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.plan.text.explain_costs import costs, memory, rivals
+from meshwise.plan.text.optimum import optimum_text
 from meshwise.plan.text.stage_text import layer_lines, stage_lines
-from meshwise.units import bytes_text, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # Of the column of names in the summary.
 _NAME_WIDTH = 14
@@ -93,16 +94,17 @@ def _summary(plan: PlanRecord) -> list[str]:
     rows = [
         *([("model", plan.model)] if plan.model else []),
         *([("method", plan.method), ("objective", plan.objective)] if plan.method else []),
-        *_search(plan),
+        ("search", optimum_text(plan)),
+        *([("space", plan.space)] if plan.gap is not None else []),
         *_place(plan),
         *mesh,
-        ("step time", f"{seconds_text(plan.step_time_s)} (predicted)"),
-        *_simulated(plan),
+        ("step time", step_text(plan)),
+        *_waiting(plan),
         *([("transfers", f"{plan.transfers} between hosts")] if plan.transfers else []),
         ("memory", f"{memory} on the worst device (predicted)"),
         *([("verified", plan.verified)] if plan.verified else []),
         ("dense work", f"{flop_text(plan.device_flop)} on the worst device"),
-        ("batch", f"{_batch(plan)}{plan.num_microbatches} micro-batches{schedule}"),
+        ("batch", f"{_batch(plan)}{counted(plan.num_microbatches, 'micro-batch')}{schedule}"),
         (
             "replicated",
             f"{plan.replicated.flop_share:.2%} of FLOP and {plan.replicated.bytes_share:.2%} of "
@@ -126,26 +128,27 @@ def _batch(plan: PlanRecord) -> str:
 def _place(plan: PlanRecord) -> list[tuple[str, str]]:
     if plan.cluster is None:
         return []
-    stages = "" if plan.schedule == ONE_PROGRAM else f"{len(plan.stages)} stages on "
+    stages = "" if plan.schedule == ONE_PROGRAM else f"{counted(len(plan.stages), 'stage')} on "
     return [("cluster", f"{stages}{plan.cluster.name}")]
 
 
-def _simulated(plan: PlanRecord) -> list[tuple[str, str]]:
+def step_text(plan: PlanRecord) -> str:
+    """Return the predicted time of a step; of a pipeline also another that the search had."""
+    step, formula = seconds_text(plan.step_time_s), seconds_text(plan.formula_s)
+    if plan.schedule == ONE_PROGRAM:
+        return f"{step} (predicted)"
+    more = "" if formula == step else f"; {formula} by the formula of the search"
+    return f"{step} (predicted, by simulation){more}"
+
+
+def _waiting(plan: PlanRecord) -> list[tuple[str, str]]:
     if plan.schedule == ONE_PROGRAM:
         return []
     text = (
-        f"{seconds_text(plan.simulated_s)}; bubble {plan.bubble_share:.1%}; waiting for transfers "
-        f"at most {seconds_text(plan.exposed_s)}"
+        f"bubble {plan.bubble_share:.1%}; waiting for transfers at most "
+        f"{seconds_text(plan.exposed_s)}"
     )
-    return [("simulated", text)]
-
-
-def _search(plan: PlanRecord) -> list[tuple[str, str]]:
-    status = f"{plan.status}, " if plan.status else ""
-    if plan.gap is None:
-        return [("solver", f"{status}no bound known")]
-    gap = f"{status}within {plan.gap:.2%} of the best in its space"
-    return [("solver", gap), ("space", plan.space)]
+    return [("waiting", text)]
 
 
 def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:

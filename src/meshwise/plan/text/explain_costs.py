@@ -12,17 +12,20 @@ from meshwise.plan.text.columns import table, way_text, with_more
 from meshwise.schedules.registry import is_forward_only
 from meshwise.units import bytes_text, seconds_text
 
+# A smaller share of a step is rounding.
+_NOTHING = 1e-4
 # A row: what, seconds of computation, seconds of memory traffic, seconds by kind of collective.
 Row = tuple[str, float, float, dict[str, float]]
 
 
 def costs(plan: PlanRecord) -> list[str]:
-    """Return the seconds of dense operators and arguments, dearest first, and of all else."""
-    rows = [
+    """Return the seconds of operators and arguments, dearest first, and of all else."""
+    rows: list[Row] = [
         (item.where, item.compute_s, item.memory_s, dict(item.communication))
         for stage in plan.stages
         for item in stage.dense
     ]
+    rows += [(x.where, 0.0, x.seconds, {}) for stage in plan.stages for x in stage.others]
     rows += _argument_rows(plan)
     rows.sort(key=lambda row: -_seconds(row))
     total: dict[str, float] = {}
@@ -31,10 +34,14 @@ def costs(plan: PlanRecord) -> list[str]:
         total[item.kind] = total.get(item.kind, 0.0) + item.count * each_s
     left = {k: t - sum(row[3].get(k, 0.0) for row in rows) for k, t in total.items()}
     left = {k: max(t, 0.0) for k, t in left.items()}
-    rest_s = _busy_s(plan) - sum(map(_seconds, rows)) - sum(left.values())
+    busy_s = _busy_s(plan)
+    rest_s = busy_s - sum(map(_seconds, rows)) - sum(left.values())
     kinds = sorted({*total, *(kind for row in rows for kind in row[3])})
     cells = with_more([_cells(row, kinds) for row in rows])
-    other = ("all else", "", seconds_text(max(rest_s, 0.0)))
+    # Of pipelines, and in older files, no operators but dense ones are known one by one.
+    is_divided = any(stage.others for stage in plan.stages)
+    rest = seconds_text(rest_s) if rest_s > _NOTHING * busy_s else ""
+    other = ("all else" if is_divided else "all other operators", "", rest)
     cells.append((*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds)))
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
 

@@ -28,7 +28,7 @@ def stage_lines(plan: PlanRecord) -> list[str]:
             (str(b), seconds_text(s) if s < float("inf") else "nothing faster")
             for b, s in plan.tried
         ]
-        lines += ["", "step time by number of micro-batches (best found)"]
+        lines += ["", "step time by number of micro-batches (best found, by the search's formula)"]
         lines += table(("micro-batches", "step"), rows, "rr")
     return lines
 

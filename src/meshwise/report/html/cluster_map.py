@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.spec import ClusterSpec
@@ -11,11 +11,14 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import MemoryCheck
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
 from meshwise.simulate.stage_run import one_a_mesh
+from meshwise.units import counted
 
 _SIZE, _GAP, _PAD, _HEAD = 26, 4, 9, 22
 _DEVICES_A_ROW = 8
 _LEAST_A_ROW = 5
 _SPACE = 12
+# In a square there is room for so many numbers of stages.
+_MOST_NUMBERS = 2
 # With more hosts, neighbours on which the same stages lie in the same way are drawn as one.
 _SINGLE_HOSTS = 32
 
@@ -55,15 +58,15 @@ def cluster_map(plan: Plan, check: MemoryCheck) -> str:
         f"stage {k} on devices {s.first_device} to {s.first_device + s.num_devices - 1}"
         for k, s in enumerate(plan.stages)
     )
-    hosts_word = "host" if cluster.num_hosts == 1 else "hosts"
     idle = cluster.num_devices - used
     return (
         "<h2>On the cluster</h2>"
-        f"<p>{escaped(cluster.name)}: {cluster.num_hosts} {hosts_word}, "
-        f"{cluster.num_devices} devices. Each square is a device with the number of its stage"
-        + (", the first of several" if len(plan.stages) > plan.num_meshes else "")
+        f"<p>{escaped(cluster.name)}: {counted(cluster.num_hosts, 'host')}, "
+        f"{counted(cluster.num_devices, 'device')}. Each square is a device"
+        + (" with the number of its stage" if len(plan.stages) > 1 else "")
+        + (", or of its stages" if len(plan.stages) > plan.num_meshes else "")
         + ("; red where the stage does not fit" if check.too_large else "")
-        + (f"; {idle} devices have no stage" if idle else "")
+        + (f"; {counted(idle, 'device')} without a stage" if idle else "")
         + '.</p><div class="wide">'
         + picture("cluster", "Stages on the devices of the cluster", description, (WIDTH, y), parts)
         + "</div>"
@@ -132,6 +135,22 @@ def _host(
         is_over = meshes[stage] in too_large
         kind, ink = ("over", "on-over c") if is_over else (stage_class(stage), "on c")
         tip += ", does not fit into its memory" if is_over else ""
-        parts.append(rect((left, top, _SIZE, _SIZE), kind, tip, 4))
-        parts.append(label(left + _SIZE / 2, top + 17.5, stage, ink))
+        if len(mine) == 1:
+            parts.append(rect((left, top, _SIZE, _SIZE), kind, tip, 4))
+            parts.append(label(left + _SIZE / 2, top + 17.5, stage, ink))
+        else:
+            parts += _shared(mine, (left, top), "over" if is_over else "", tip)
     return parts
+
+
+def _shared(
+    stages: Sequence[int], corner: tuple[float, float], kind: str, tip: str
+) -> Iterator[str]:
+    """Yield a device of several stages: a stripe for each, with its number where there is room."""
+    (left, top), width = corner, _SIZE / len(stages)
+    ink = "on-over c small" if kind else "on c small"
+    for k, stage in enumerate(stages):
+        x = left + k * width
+        yield rect((x, top, width, _SIZE), kind or stage_class(stage), tip)
+        if len(stages) <= _MOST_NUMBERS:
+            yield label(x + width / 2, top + 16.5, stage, ink)

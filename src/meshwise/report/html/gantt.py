@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwise.report.html.markup import WIDTH, label, line, picture, rect, stage_class, ticks
 from meshwise.simulate.timeline import ONCE, Event, Timeline, TransferEvent
-from meshwise.units import seconds_text
+from meshwise.units import counted, seconds_text
 
 LEFT, RIGHT = 78, 8
 PLOT = WIDTH - LEFT - RIGHT
@@ -33,17 +33,32 @@ def gantt(name: str, timeline: Timeline, start: float, end: float) -> str:
         parts.append(rect((LEFT, mesh * _ROW, PLOT, _TASK), "idle"))
     shown = [e for e in timeline.events if e.end_s > start and e.start_s < end]
     digits = len(str(max((event.microbatch for event in shown), default=0)))
+    first = {mesh: min(stages) for mesh, stages in enumerate(stages_by_mesh(timeline)) if stages}
     for event in shown:
-        parts += _task(event, start, end, scale, digits)
+        kind = event.kind if event.stage == first[event.mesh] else f"{event.kind} later"
+        parts += _task(event, kind, start, end, scale, digits)
     for transfer in timeline.transfers:
         if transfer.end_s > start and transfer.start_s < end:
             parts.append(_transfer(transfer, start, end, scale))
     description = (
-        f"A row for each of {meshes} stages, time from {seconds_text(start)} to "
+        f"A row for each of {counted(meshes, 'mesh')}, time from {seconds_text(start)} to "
         f"{seconds_text(end)}: forward and backward passes by micro-batch, transfers below, the "
         "update at the end"
     )
     return picture(name, "Tasks of each stage over time", description, (WIDTH, height), parts)
+
+
+def stages_by_mesh(timeline: Timeline) -> list[set[int]]:
+    """Return for each mesh the numbers of its stages.
+
+    Args:
+        timeline: A step.
+    """
+    found: list[set[int]] = [set() for _ in timeline.memory]
+    for event in timeline.events:
+        if event.microbatch != ONCE:
+            found[event.mesh].add(event.stage)
+    return found
 
 
 def axis(start: float, end: float, y: float) -> list[str]:
@@ -63,8 +78,10 @@ def row_label(mesh: int, y: float, height: float) -> list[str]:
             label(18, middle + 4, f"mesh {mesh}")]  # fmt: skip
 
 
-def _task(event: Event, start: float, end: float, scale: float, digits: int) -> list[str]:
-    """Return a task, with its number where the longest one of the picture has room."""
+def _task(
+    event: Event, kind: str, start: float, end: float, scale: float, digits: int
+) -> list[str]:
+    """Return a task of a class, with its number where the longest of the picture has room."""
     first, last = max(event.start_s, start), min(event.end_s, end)
     x, width = LEFT + (first - start) * scale, max((last - first) * scale, _LEAST)
     number = "" if event.microbatch == ONCE else str(event.microbatch)
@@ -75,7 +92,7 @@ def _task(event: Event, start: float, end: float, scale: float, digits: int) -> 
     y = event.mesh * _ROW
     # A hair of the ground shows between tasks that are wide enough.
     gap = 0.5 if width > 3 else 0.0
-    parts = [rect((x, y, width - gap, _TASK), event.kind, tip)]
+    parts = [rect((x, y, width - gap, _TASK), kind, tip)]
     if number and width >= _DIGIT * digits + 3:
         parts.append(label(x + width / 2, y + _TASK / 2 + 3.5, number, "mb"))
     return parts

@@ -11,6 +11,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.text.device_memory import MemoryCheck, mesh_memory_bytes, plan_memory
 from meshwise.plan.text.explain import mesh_text
+from meshwise.plan.text.optimum import optimum_text
 from meshwise.report.host_stats import HostStats
 from meshwise.report.html.cluster_map import cluster_map
 from meshwise.report.html.hosts import hosts_section
@@ -28,7 +29,7 @@ from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.plan import Simulation, simulate_plan
 from meshwise.simulate.stage_run import one_a_mesh
 from meshwise.simulate.timeline import Timeline
-from meshwise.units import bytes_text, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # Name, value, and what is said below it, as text.
 Tile = tuple[str, str, str]
@@ -55,17 +56,18 @@ def plan_page(
     simulation = None if plan.cluster is None else simulate_plan(plan)
     check = plan_memory(plan) if simulation is None else simulated_memory(plan, simulation)
     name = plan.model or "Training step"
-    what = f"for {mesh_text(plan.mesh)}" if is_one else f"of {len(plan.stages)} stages"
+    stages = counted(len(plan.stages), "stage")
+    what = f"for {mesh_text(plan.mesh)}" if is_one else f"of {stages}"
     where = "" if plan.cluster is None else f" on {plan.cluster.name}"
     body = (
         _head(name, f"Plan {what}{where}")
         + "<main>"
         + memory_banner(check)
         + _tiles([*_step_tiles(plan), *(_simulated_tiles(plan, simulation) if simulation else [])])
-        + (f"<p>The gap is to the best of: {escaped(plan.space)}.</p>" if plan.space else "")
+        + f"<p>{escaped(_quality(plan))}</p>"
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)
         + seconds_section(plan, simulation)
-        + rivals_section(plan, rivals)
+        + rivals_section(plan, rivals, simulation)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
         + hosts_section(hosts)
         + peak_section(plan)
@@ -93,39 +95,55 @@ def _pictures(
     )
 
 
+def _quality(plan: Plan) -> str:
+    """Return what is proved of the plan, among which plans, and how the search saw its time."""
+    proved = optimum_text(plan, "this space")
+    text = proved[0].upper() + proved[1:]
+    if plan.gap is not None and plan.space:
+        text += f": {plan.space}. Plans outside of it were not looked at"
+    formula = seconds_text(plan.formula_s)
+    if formula != seconds_text(plan.step_time_s):
+        text += (
+            f". The search compares plans by a formula, which gives this one {formula}; its step "
+            "time is that of a simulated step"
+        )
+    return f"{text}."
+
+
 def _step_tiles(plan: Plan) -> list[Tile]:
-    gap = "no bound known" if plan.gap is None else f"gap at most {plan.gap:.2%}"
     _, limit = max(zip(plan.mesh_peak_bytes, mesh_memory_bytes(plan), strict=True))
     count = sum(item.count for item in plan.collectives)
-    schedule = "in one program" if plan.schedule == ONE_PROGRAM else plan.schedule
+    is_one = plan.schedule == ONE_PROGRAM
+    schedule = "in one program" if is_one else plan.schedule
+    of_all = "in a step" if is_one else "in a step, all stages together"
     devices = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     return [
-        ("step, predicted", seconds_text(plan.step_time_s), gap),
+        ("step time", seconds_text(plan.step_time_s),
+         "predicted" if is_one else "predicted, by simulation"),
         ("peak memory a device", bytes_text(plan.peak_bytes), f"of {bytes_text(limit)}, predicted"),
         ("dense work a device", flop_text(plan.device_flop), "in a step"),
-        ("collectives", str(count), "in a step"),
+        ("collectives", str(count), of_all),
         ("micro-batches", str(plan.num_microbatches), schedule),
         ("devices", str(devices), plan.stages[0].mesh.device.name),
-    ]
+    ]  # fmt: skip
 
 
 def _simulated_tiles(plan: Plan, simulation: Simulation) -> list[Tile]:
     if plan.schedule == ONE_PROGRAM:
         return []
     timeline = simulation.timeline
-    peak, limit = max(zip(timeline.peak_bytes, simulation.memory_bytes, strict=True))
-    difference = timeline.step_time_s / plan.step_time_s - 1 if plan.step_time_s else 0.0
+    waits = seconds_text(max(timeline.exposed_s))
     tiles = [
-        ("step, simulated", seconds_text(timeline.step_time_s), f"{difference:+.1%} to predicted"),
-        ("bubble", f"{timeline.bubble_share:.1%}",
-         f"waits for transfers at most {seconds_text(max(timeline.exposed_s))}"),
-        ("peak memory, simulated", bytes_text(peak), f"of {bytes_text(limit)}"),
-        ("batch", str(plan.batch_size),
-         "transfers beside computation" if plan.hides_transfers else "stages stop for transfers"),
+        ("bubble", f"{timeline.bubble_share:.1%}", "share of the time in which stages wait"),
+        ("waiting for transfers", waits, "the stage that waits longest; a stage computes while "
+         "its results are sent" if plan.hides_transfers else
+         "the stage that waits longest; a stage stops while its results are sent"),
+        ("batch", str(plan.batch_size), "rows in a step"),
     ]  # fmt: skip
     if plan.step_flop:
         speed = f"{flop_text(device_flop_per_s(plan, simulation))}/s"
-        tiles.append(("useful work a device", speed, "three times the forward pass"))
+        what = "FLOP of the forward pass times three, a second; recomputation does not count"
+        tiles.append(("useful work a device", speed, what))
     return tiles
 
 

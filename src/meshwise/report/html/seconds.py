@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.plan.counts.collectives import collective_sums
@@ -20,10 +22,15 @@ from meshwise.report.html.markup import (
 from meshwise.simulate.plan import Simulation
 from meshwise.units import bytes_text, seconds_text
 
-_COMPUTES, _TRANSFERS, _IDLES = "computes", "waits for transfers", "idles"
+# Older plans do not say which of their seconds are those of dense products: all compute.
+_COMPUTES = "computes"
+_DENSE, _OTHERS = "dense products and convolutions", "other operators"
+_TRANSFERS, _IDLES = "waits for transfers", "idles"
 # Parts of a bar in their order, with the variable of their colour; collectives by kind.
 _COLOURS = {
     _COMPUTES: "F",
+    _DENSE: "F",
+    _OTHERS: "light",
     "all-gather": "B",
     "reduce-scatter": "W",
     "all-reduce": "act",
@@ -32,6 +39,8 @@ _COLOURS = {
     _TRANSFERS: "limit",
     _IDLES: "idle",
 }
+# What is no collective.
+_NO_COLLECTIVES = (_COMPUTES, _DENSE, _OTHERS, _TRANSFERS, _IDLES)
 _BAR, _GAP, _LEFT, _FOOT = 17, 5, 64, 20
 # Of more meshes the first are drawn; all of them count in the table.
 _MOST_BARS = 40
@@ -42,20 +51,34 @@ class MeshSeconds:
     """Where the seconds of one mesh go.
 
     Attributes:
-        computes_s: In operators, what they move in their own memory included.
+        dense_s: In dense products and convolutions.
+        others_s: In other operators: element-wise, reductions, what moves in a device's memory.
         collectives: For each kind and the axes of its groups: how often it runs, bytes, seconds.
         transfers_s: Idle while a transfer runs that it waits for.
         idle_s: Idle for another reason: the bubble of the pipeline.
     """
 
-    computes_s: float
+    dense_s: float
+    others_s: float
     collectives: dict[tuple[str, tuple[str, ...]], tuple[int, int, float]]
     transfers_s: float
     idle_s: float
 
+    @property
+    def computes_s(self) -> float:
+        """Seconds in operators."""
+        return self.dense_s + self.others_s
+
+    @property
+    def collectives_s(self) -> float:
+        """Seconds in collectives."""
+        return math.fsum(seconds for _, _, seconds in self.collectives.values())
+
     def parts(self) -> dict[str, float]:
         """Return the seconds of each part of the step; collectives of one kind together."""
-        parts = {_COMPUTES: self.computes_s}
+        parts = {_DENSE: self.dense_s, _OTHERS: self.others_s}
+        if not self.dense_s:
+            parts = {_COMPUTES: self.others_s}
         for (kind, _), (_, _, seconds) in self.collectives.items():
             parts[kind] = parts.get(kind, 0.0) + seconds
         return parts | {_TRANSFERS: self.transfers_s, _IDLES: self.idle_s}
@@ -78,6 +101,9 @@ def mesh_seconds(plan: Plan, simulation: Simulation | None) -> list[MeshSeconds]
         mine = found[plan.mesh_of_stage[stage]]
         before = mine.get((kind, axes), (0, 0, 0.0))
         mine[kind, axes] = (before[0] + count, before[1] + num_bytes, before[2] + seconds)
+    dense_s = [0.0] * plan.num_meshes
+    for mesh, stage in zip(plan.mesh_of_stage, plan.stages, strict=True):
+        dense_s[mesh] += sum(max(item.compute_s, item.memory_s) for item in stage.dense)
     timeline = None
     if simulation is not None and plan.schedule != ONE_PROGRAM:
         timeline = simulation.timeline
@@ -87,9 +113,12 @@ def mesh_seconds(plan: Plan, simulation: Simulation | None) -> list[MeshSeconds]
         waits_s = 0.0 if timeline is None else timeline.exposed_s[mesh]
         whole_s = plan.step_time_s if timeline is None else timeline.step_time_s
         sent_s = sum(seconds for _, _, seconds in collectives.values())
+        computes_s = max(busy_s - sent_s, 0.0)
+        dense_here_s = min(dense_s[mesh], computes_s)
         result.append(
             MeshSeconds(
-                computes_s=max(busy_s - sent_s, 0.0),
+                dense_s=dense_here_s,
+                others_s=computes_s - dense_here_s,
                 collectives=collectives,
                 transfers_s=waits_s,
                 idle_s=max(whole_s - busy_s - waits_s, 0.0),
@@ -103,12 +132,29 @@ def seconds_section(plan: Plan, simulation: Simulation | None) -> str:
     meshes = mesh_seconds(plan, simulation)
     used = {name for mesh in meshes for name, seconds in mesh.parts().items() if seconds > 0}
     keys = [(f"var(--{colour})", name) for name, colour in _COLOURS.items() if name in used]
+    says = "One predicted step, mesh by mesh." if len(meshes) > 1 else "One predicted step."
+    if _OTHERS in used:
+        says += (
+            " Other operators are those that are no matrix products or convolutions: element-wise "
+            "ones, reductions, moves within the memory of a device."
+        )
+    if any(stage.others for stage in plan.stages):
+        says += " Their source lines stand in the text below, under <em>Seconds of a step</em>."
     return (
-        "<h2>Where the seconds go</h2><p>One predicted step, mesh by mesh.</p>"
+        f"<h2>Where the seconds go</h2><p>{says}</p>"
         + legend(keys)
         + _bars(meshes)
         + _table(meshes)
     )
+
+
+def busiest(meshes: Sequence[MeshSeconds]) -> MeshSeconds:
+    """Return the mesh that waits least, the first of equals.
+
+    Args:
+        meshes: The meshes of a plan.
+    """
+    return min(meshes, key=lambda mesh: mesh.idle_s + mesh.transfers_s)
 
 
 def _bars(meshes: list[MeshSeconds]) -> str:
@@ -148,14 +194,15 @@ def _bars(meshes: list[MeshSeconds]) -> str:
 
 def _table(meshes: list[MeshSeconds]) -> str:
     """Return what the mesh does that works longest, dearest first."""
-    longest = min(range(len(meshes)), key=lambda k: meshes[k].idle_s + meshes[k].transfers_s)
-    mesh = meshes[longest]
+    mesh = busiest(meshes)
+    longest = meshes.index(mesh)
     whole_s = sum(mesh.parts().values()) or 1.0
     rows = [
         (f"{kind} over {' '.join(axes)}", str(count), bytes_text(num_bytes), seconds)
         for (kind, axes), (count, num_bytes, seconds) in mesh.collectives.items()
     ]
-    rows += [(name, "", "", mesh.parts()[name]) for name in (_COMPUTES, _TRANSFERS, _IDLES)]
+    own = mesh.parts()
+    rows += [(name, "", "", own[name]) for name in _NO_COLLECTIVES if name in own]
     rows = sorted((row for row in rows if row[3] > 0), key=lambda row: -row[3])
     title = f"<p>Mesh {longest}, which works longest:</p>" if len(meshes) > 1 else ""
     cells = [

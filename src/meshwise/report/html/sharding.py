@@ -163,13 +163,20 @@ def _together(layer: Layer, spelling: Mapping[str, str]) -> list[NamedTensor]:
 
 
 def common_name(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return names with the numbers left open in which they differ, as `['block_*']`."""
-    words = zip(*names, strict=True)
-    split = ([re.split(r"(\d+)", one) for one in word] for word in words)
-    return tuple(
-        "".join(p[0] if len(set(p)) == 1 else "*" for p in zip(*parts, strict=True))
-        for parts in split
-    )
+    """Return names with the numbers left open in which they differ, as `['block_*']`.
+
+    Of names that are written in different ways the first stands for all.
+    """
+    if len({len(name) for name in names}) > 1:
+        names = [("".join(name),) for name in names]
+    return tuple(map(_common_word, zip(*names, strict=True)))
+
+
+def _common_word(words: Sequence[str]) -> str:
+    split = [re.split(r"(\d+)", word) for word in words]
+    if len({tuple(parts[::2]) for parts in split}) > 1:
+        return re.sub(r"\d+", "*", words[0])
+    return "".join(p[0] if len(set(p)) == 1 else "*" for p in zip(*split, strict=True))
 
 
 def _letters(number: int) -> str:

@@ -28,13 +28,15 @@ def stage_table(plan: Plan, simulation: Simulation) -> str:
     numbers = range(len(plan.stages))
     too_large = plan_memory(plan).too_large
     return (
-        "<h2>Stages</h2><p>Forward, backward and gathers are seconds of one micro-batch; gathers "
-        "put together what other stages send. Once is the seconds of gradient synchronisation and "
-        "update in a step. Works is the share of the simulated step in which the stage computes, "
-        "waits is how long it idles for a transfer.</p>"
+        "<h2>Stages</h2><p><em>Forward</em>, <em>backward</em> and <em>gathers</em> are seconds of "
+        "one micro-batch; gathers put together what other stages send. <em>Once</em> is the "
+        "seconds of gradient synchronisation and update in a step. <em>Works</em> is the share of "
+        "the simulated step in which the stage computes, <em>waits</em> is how long it idles for "
+        "a transfer.</p>"
         + html_table(_TIMES, [_times(plan, simulation, k) for k in numbers], "rlllll" + "r" * 7)
-        + "<p>Bytes of one device. Weights apart is what waits for gradients of weights that run "
-        "later. What is simulated, and memory, are of the whole mesh where stages share one.</p>"
+        + "<p>Bytes of one device. <em>Weights apart</em> is what waits for gradients of weights "
+        "that run later. <em>Simulated</em> is the peak in the simulated step, <em>of</em> the "
+        "memory of a device; both are of the whole mesh where stages share one.</p>"
         + html_table(_MEMORY, [_memory(plan, simulation, k, too_large) for k in numbers], "r" * 10)
     )
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshwise.report.html.gantt import AXIS, KINDS, LEFT, PLOT, axis, gantt, row_label
+from meshwise.report.html.gantt import (
+    AXIS,
+    KINDS,
+    LEFT,
+    PLOT,
+    axis,
+    gantt,
+    row_label,
+    stages_by_mesh,
+)
 from meshwise.report.html.markup import WIDTH, escaped, legend, num, picture, rect
 from meshwise.simulate.plan import Simulation
 from meshwise.simulate.timeline import Event, Timeline
-from meshwise.units import seconds_text
+from meshwise.units import counted, seconds_text
 
 # A page with more tasks is slow and large; a row with more shows none of them.
 _MOST_TASKS = 5000
@@ -75,9 +84,12 @@ def _simulated(simulation: Simulation, measured_s: float) -> str:
         keys += [("var(--act)", "activations to the next stage"),
                  ("var(--grad)", "gradients to the one before")]  # fmt: skip
     below = " Thin bars below a mesh are what it sends." if moved else ""
+    if any(len(stages) > 1 for stages in stages_by_mesh(timeline)):
+        below = f" A mesh runs several stages: tasks of its first one are darker.{below}"
     head = (
         "<h2>Simulated step</h2>"
-        f"<p>Schedule {escaped(simulation.schedule)}, {simulation.num_microbatches} micro-batches, "
+        f"<p>Schedule {escaped(simulation.schedule)}, "
+        f"{counted(simulation.num_microbatches, 'micro-batch')}, "
         f"{seconds_text(timeline.step_time_s)} a step. The number in a task is its micro-batch; "
         f"point at a task or a transfer for its times.{below}</p>" + legend(keys)
     )

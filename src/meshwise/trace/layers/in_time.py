@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from meshwise.errors import TraceError
 from meshwise.jax_compat.jaxprs import Var
-from meshwise.jax_compat.source_lines import source_line
+from meshwise.jax_compat.source_lines import source_line, source_scope
 from meshwise.trace.layers.crossing import analyzed
 from meshwise.trace.layers.cut import Cutter
 from meshwise.trace.layers.equations import variables
@@ -22,6 +22,7 @@ from meshwise.trace.time.emit import (
     before_loop,
     empty_sums,
     inside_loop,
+    loop_source,
     made_inside,
 )
 from meshwise.trace.time.state import (
@@ -139,7 +140,7 @@ def run_in_time(
         value = inside_loop(program, block, batch, index, whole, rows)
         terms = [value(i, block.states[i]) for i in sums]
         return (
-            accumulated(block, batch, sums, carry[0], terms),
+            accumulated(program, block, batch, sums, carry[0], terms),
             [value(i, state) for i, state in latest],
             [
                 lax.dynamic_update_slice_in_dim(
@@ -155,9 +156,10 @@ def run_in_time(
         [_empty(program, batch, *i) for i in latest],
         [jnp.zeros(program.avals[i].shape, program.avals[i].dtype) for i, _ in wanted],
     )
-    (total, last, all_rows), _ = lax.scan(
-        step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32)
-    )
+    with source_scope(loop_source(program, block)):
+        (total, last, all_rows), _ = lax.scan(
+            step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32)
+        )
     whole.update(zip(sums, total, strict=True))
     whole.update((i, value) for (i, _), value in zip(latest, last, strict=True) if i not in whole)
     results = after_loop(program, block, whole)

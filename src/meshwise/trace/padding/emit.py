@@ -266,4 +266,8 @@ def run_padded(scope: Scope, padding: PaddingEmitter, args: Sequence[Array]) -> 
     for ident, array in zip(scope.program.inputs, args, strict=True):
         block.define(ident, _PLAIN, PaddedValue(array))
     block.run()
-    return [_typed(block.get(i, _PLAIN).array, scope, i) for i in scope.program.outputs]
+    found: list[Array] = []
+    for i in scope.program.outputs:
+        with source_scope(scope.program.source(i)):
+            found.append(_typed(block.get(i, _PLAIN).array, scope, i))
+    return found

@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.layout import SUM, Layout
-from meshwise.jax_compat.source_lines import source_scope
+from meshwise.jax_compat.source_lines import SourceInfo, source_scope
 from meshwise.rules.table import primitive_rule
 from meshwise.trace.evaluate import run_node, run_structured
 from meshwise.trace.program import Node, Program
@@ -244,17 +244,18 @@ def microbatched(
             if state.kind == SPLIT
         }
         value = inside_loop(program, block, batch, index, whole, rows)
-        new = accumulated(
-            block, batch, carried, carry, [value(i, block.states[i]) for i in carried]
-        )
+        terms = [value(i, block.states[i]) for i in carried]
+        new = accumulated(program, block, batch, carried, carry, terms)
         return new, [value(i, block.states[i]) for i in (*stacked, *equal)]
 
     init = empty_sums(program, block, carried)
-    final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
+    with source_scope(loop_source(program, block)):
+        final, ys = lax.scan(step, init, jnp.arange(batch.num_microbatches, dtype=jnp.int32))
     whole.update(zip(carried, final, strict=True))
     for i, rows in zip((*stacked, *equal), ys, strict=True):
         # What is equal for all micro-batches, but made inside: the last one's will do.
-        whole[i] = rows[-1] if i in equal else join_rows(rows, block.states[i], batch)
+        with source_scope(program.source(i)):
+            whole[i] = rows[-1] if i in equal else join_rows(rows, block.states[i], batch)
     return after_loop(program, block, whole)
 
 
@@ -333,7 +334,14 @@ def empty_sums(program: Program, block: BlockTime, ids: Sequence[int]) -> list[A
     ]
 
 
+def loop_source(program: Program, block: BlockTime) -> SourceInfo | None:
+    """Return the source of what runs first in the loop over micro-batches."""
+    nodes = zip(program.nodes, block.nodes, strict=True)
+    return next((node.source for node, d in nodes if d.region == INSIDE_LOOP), None)
+
+
 def accumulated(
+    program: Program,
     block: BlockTime,
     batch: Batch,
     ids: Sequence[int],
@@ -341,10 +349,12 @@ def accumulated(
     terms: Sequence[Array],
 ) -> list[Array]:
     """Sums with the terms of one more micro-batch."""
-    return [
-        combine(_monoid(block.states[i]), acc, _term(block.states[i], term, batch))
-        for i, acc, term in zip(ids, sums, terms, strict=True)
-    ]
+    found: list[Array] = []
+    for i, acc, term in zip(ids, sums, terms, strict=True):
+        state = block.states[i]
+        with source_scope(program.source(i)):
+            found.append(combine(_monoid(state), acc, _term(state, term, batch)))
+    return found
 
 
 def _monoid(state: TimeState) -> str:
