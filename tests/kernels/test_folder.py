@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import meshwise
 from assignment.problems import random_document
 from meshwise.assignment.files.reader import read_instance
 from meshwise.assignment.instance import is_solution
@@ -220,3 +222,26 @@ print(kernel_folder())
         for other in ({}, {}, {"NUMBA_CPU_NAME": "generic"})
     }
     assert len(found) == 2
+
+
+def test_kernels_of_another_installation_are_not_taken_for_ones_own(tmp_path: Path) -> None:
+    # Numba would compile them again, though the light ones need no compiler at all.
+    package = Path(meshwise.__file__).parent
+    shutil.copytree(package, tmp_path / "meshwise", ignore=shutil.ignore_patterns("__pycache__"))
+    show = "from meshwise.kernels.folder import kernel_folder; print(kernel_folder())"
+
+    def folder(path: Path) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(path), "XDG_CACHE_HOME": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", show],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    ours, theirs = folder(package.parent), folder(tmp_path)
+    assert "kernels-" in ours
+    assert "kernels-" in theirs
+    assert ours != theirs

@@ -21,9 +21,9 @@ from meshwise.kernels.folder import kernel_folder
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-# What Python may spend on a kernel before it is compiled, which takes one second to three, and
-# what it spends on an element of an array, as long as nothing is known.
-_INTERPRETED_S, _ELEMENT_S = 1.0, 5e-6
+# What most kernels take to compile, and what Python spends on an element of an array, as long as
+# nothing is known.
+_COMPILED_IN_S, _ELEMENT_S = 1.0, 5e-6
 
 # As arguments and first values of variables: for each literal Numba compiles what is called anew.
 NONE = cast("int", np.int64(-1))
@@ -64,8 +64,8 @@ def every_kernel_compiled() -> Generator[None]:
 class _Interpreter:
     """What Python has spent on a kernel, and may yet spend."""
 
-    def __init__(self) -> None:
-        self.left_s, self.element_s = _INTERPRETED_S, 0.0
+    def __init__(self, left_s: float) -> None:
+        self.left_s, self.element_s = left_s, 0.0
         self.is_over = False
 
     def takes(self, arguments: tuple[object, ...], function: Callable[..., object]) -> bool:
@@ -116,21 +116,24 @@ def kernel(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
     return cast("Callable[_Arguments, _Result]", compiled)
 
 
-def light_kernel(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+def light_kernel(
+    function: Callable[_Arguments, _Result], *, compiled_in_s: float = _COMPILED_IN_S
+) -> Callable[_Arguments, _Result]:
     """Mark a kernel whose work grows about as its arguments do: small ones need no compiler.
 
-    Python itself runs the function while that takes about a second in this process, all calls
-    together; for more, machine code pays.  What was compiled before, here or by an earlier process,
-    is used at once.  The first plan of a small step then compiles nothing.
+    Python itself runs the function while that takes less than compiling it would, all calls of this
+    process together; for more, machine code pays.  What was compiled before, here or by an earlier
+    process, is used at once.  The first plan of a small step then compiles nothing.
 
     Args:
         function: The function; Numba infers its types.
+        compiled_in_s: Seconds that compiling it takes, about.
 
     Returns:
         The function; kernels may call it too.
     """
     compiled = kernel(function)
-    interpreter = _Interpreter()
+    interpreter = _Interpreter(compiled_in_s)
 
     @wraps(function)
     def chosen(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:

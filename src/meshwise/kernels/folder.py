@@ -1,9 +1,10 @@
 """The folder in which compiled kernels are kept, and the removal of folders that nobody uses.
 
 Numba notices a change in a function's own file only, not in what it calls, so that a kernel on
-disk could be an old one.  Here the folder depends on the text of all sources with kernels, and on
-the machine that they were compiled for.  What kernels take from other modules must stand in such
-a source too (`tests/kernels/test_sources.py`).
+disk could be an old one.  Here the folder depends on the text of all sources with kernels, on where
+they lie, since Numba uses no kernel of another installation, and on the machine that they were
+compiled for.  What kernels take from other modules must stand in such a source too
+(`tests/kernels/test_sources.py`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _NAME = "kernels-"
 _COMPLETE = ".complete"
 # What all sources with kernels contain, for they import it; the names of arrays alone do not count.
 _MARK, _NAMES_ONLY = b"meshwise.kernels", b"from meshwise.kernels.arrays import"
+_PACKAGE = Path(__file__).resolve().parents[1]
 # Before any kernel was imported, for their modules import this one.
 _START_NS = time.time_ns()
 
@@ -43,7 +45,7 @@ def kernel_folder() -> Path | None:
         The folder; None if none can be written, or if a source has changed since it was imported:
         then what this process compiles is not what the text on disk says.
     """
-    digest = hashlib.sha256(repr(compiled_for()).encode())
+    digest = hashlib.sha256(repr((_PACKAGE, compiled_for())).encode())
     for source in kernel_sources():
         try:
             status = source.stat()
@@ -63,8 +65,9 @@ def kernel_folder() -> Path | None:
 
 def kernel_sources() -> list[Path]:
     """Return the sources of Meshwise that have kernels, in a fixed order."""
-    package = Path(__file__).parents[1]
-    return [source for source in sorted(package.rglob("*.py")) if _has_kernels(source.read_bytes())]
+    return [
+        source for source in sorted(_PACKAGE.rglob("*.py")) if _has_kernels(source.read_bytes())
+    ]
 
 
 def _has_kernels(text: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def _dominance_cells(i: int, nodes: Nodes, edges: Edges) -> int:
     return count * nodes.size[i] ** 2
 
 
-@light_kernel
+@partial(light_kernel, compiled_in_s=6.0)
 def _run(
     nodes: Nodes, edges: Edges, items: Items, buffers: ReductionBuffers, work: ReductionWork
 ) -> ReductionBuffers:
