@@ -18,7 +18,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
-from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, piece_regions
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.recomputation import again_s
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, gathers
@@ -119,7 +119,7 @@ class MethodCosts:
         key = (layer, variant.remat, num_microbatches)
         if key not in self._pieces:
             piece = self.source.graph(layer, layer, num_microbatches, variant.remat)
-            self._pieces[key] = (piece, regions(piece.graph))
+            self._pieces[key] = (piece, piece_regions(piece))
         return self._pieces[key]
 
     def _conditioned(

@@ -8,18 +8,22 @@ products of both passes read.
     seconds = bytes / memory bandwidth
 
 Arithmetic of element-wise work is far below that and left out; weights and rows of the batch, small
-beside activations in what is repeated, too.
+beside activations in what is repeated, too.  But collectives that bring a weight into the layout in
+which repeated work reads it run in both programs, and count (`intra.regions.Region.repeated`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.intra.shapes import is_view, local_bytes
+from meshwise.pieces.phases import program_cuts
 from meshwise.pieces.piece import PieceGraph
-from meshwise.plan.counts.walk import homes
+from meshwise.plan.counts.walk import Reshard, homes, reshards
 from meshwise.plan.decision import GraphDecision
 
 
@@ -91,3 +95,39 @@ def again_s(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> fl
     tensors = [t for t in repeated(piece).tensors if not body.tensors[t].generated]
     num_bytes = sum(local_bytes(body.tensors[t], lies[t], mesh.sizes) for t in tensors)
     return num_bytes / mesh.device.memory_bytes_per_s
+
+
+def repeated_moves(piece: PieceGraph, decision: GraphDecision) -> Iterator[Reshard]:
+    """Yield the changes of layout that a second program makes again, for work that it repeats.
+
+    Args:
+        piece: The layer.
+        decision: Its plan.
+    """
+    loop = piece.graph.operators[piece.loop], decision.operators[piece.loop]
+    parts = {
+        (): (piece.graph, decision, 1),
+        (piece.loop, 0): (loop[0].bodies[0], loop[1].bodies[0], piece.num_microbatches),
+    }
+    for path, cut in program_cuts(piece).items():
+        graph, decided, times = parts[path]
+        found = [
+            (op, chosen, [k for k, t in enumerate(op.inputs) if t in cut.given])
+            for op, chosen in (
+                (graph.operators[i], decided.operators[i]) for i in sorted(cut.again)
+            )
+        ]
+        graph = replace(
+            graph,
+            operators=tuple(replace(op, inputs=tuple(op.inputs[k] for k in ks)) for op, _, ks in found),
+            outputs=(),
+            aliases=(),
+        )
+        decided = GraphDecision(
+            inputs=decided.inputs,
+            operators=tuple(
+                replace(chosen, uses=tuple(chosen.uses[k] for k in ks)) for _, chosen, ks in found
+            ),
+            outputs=(),
+        )
+        yield from itertools.chain.from_iterable(reshards(graph, decided, times))
