@@ -15,16 +15,15 @@ which repeated work reads it run in both programs, and count (`intra.regions.Reg
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph
+from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.shapes import is_view, local_bytes
-from meshwise.pieces.phases import program_cuts
+from meshwise.pieces.phases import ProgramCut, program_cuts
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.counts.walk import Reshard, homes, reshards
-from meshwise.plan.decision import GraphDecision
+from meshwise.plan.decision import GraphDecision, OperatorDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,37 +96,35 @@ def again_s(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> fl
     return num_bytes / mesh.device.memory_bytes_per_s
 
 
-def repeated_moves(piece: PieceGraph, decision: GraphDecision) -> Iterator[Reshard]:
-    """Yield the changes of layout that a second program makes again, for work that it repeats.
+def repeated_moves(
+    piece: PieceGraph, decision: GraphDecision
+) -> tuple[list[Reshard], list[Reshard]]:
+    """Return the changes of layout that a second program makes again, for work that it repeats.
 
     Args:
         piece: The layer.
         decision: Its plan.
+
+    Returns:
+        Those of all micro-batches, and those of the update.
     """
-    loop = piece.graph.operators[piece.loop], decision.operators[piece.loop]
-    parts = {
-        (): (piece.graph, decision, 1),
-        (piece.loop, 0): (loop[0].bodies[0], loop[1].bodies[0], piece.num_microbatches),
-    }
-    for path, cut in program_cuts(piece).items():
-        graph, decided, times = parts[path]
-        found = [
-            (op, chosen, [k for k, t in enumerate(op.inputs) if t in cut.given])
-            for op, chosen in (
-                (graph.operators[i], decided.operators[i]) for i in sorted(cut.again)
-            )
-        ]
-        graph = replace(
-            graph,
-            operators=tuple(replace(op, inputs=tuple(op.inputs[k] for k in ks)) for op, _, ks in found),
-            outputs=(),
-            aliases=(),
-        )
-        decided = GraphDecision(
-            inputs=decided.inputs,
-            operators=tuple(
-                replace(chosen, uses=tuple(chosen.uses[k] for k in ks)) for _, chosen, ks in found
-            ),
-            outputs=(),
-        )
-        yield from itertools.chain.from_iterable(reshards(graph, decided, times))
+    cuts = program_cuts(piece)
+    body = piece.graph.operators[piece.loop].bodies[0]
+    inner = decision.operators[piece.loop].bodies[0]
+    in_loop = _moves_again(body, inner, cuts[piece.loop, 0], piece.num_microbatches)
+    return in_loop, _moves_again(piece.graph, decision, cuts[()], 1)
+
+
+def _moves_again(
+    graph: Graph, decision: GraphDecision, cut: ProgramCut, times: int
+) -> list[Reshard]:
+    operators: list[Operator] = []
+    decided: list[OperatorDecision] = []
+    for i in sorted(cut.again):
+        op, chosen = graph.operators[i], decision.operators[i]
+        reads = [k for k, t in enumerate(op.inputs) if t in cut.given]
+        operators.append(replace(op, inputs=tuple(op.inputs[k] for k in reads)))
+        decided.append(replace(chosen, uses=tuple(chosen.uses[k] for k in reads)))
+    part = replace(graph, operators=tuple(operators), outputs=(), aliases=())
+    of_part = GraphDecision(inputs=decision.inputs, operators=tuple(decided), outputs=())
+    return [*itertools.chain.from_iterable(reshards(part, of_part, times))]
