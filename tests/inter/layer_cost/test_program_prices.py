@@ -50,9 +50,7 @@ def planned(method: str, remat: Any, price: float) -> list[Entry]:
 
 @pytest.mark.parametrize("price", [0.0, 1e-9])
 @pytest.mark.parametrize("remat", few(["none", "full"], ["none"]))
-@pytest.mark.parametrize(
-    "method", few(["Zero2", "Zero3", "MegatronSharded", "IntraOp"], ["Zero3", "IntraOp"])
-)
+@pytest.mark.parametrize("method", few(["Zero2", "Zero3", "IntraOp"], ["Zero3", "IntraOp"]))
 def test_programs_send_what_the_graph_is_priced_at(method: str, remat: Any, price: float) -> None:
     kinds: Counter[str] = Counter()
     for entry in planned(method, remat, price):
@@ -69,6 +67,8 @@ def test_programs_send_what_the_graph_is_priced_at(method: str, remat: Any, pric
             of_programs[c.kind, c.axes, c.num_bytes] += c.count
             kinds[c.kind] += c.count
         assert of_graph == of_programs
-        # The search has the price of the finished plan.
-        assert (entry.loop_s, entry.once_s) == pytest.approx(seconds_of(piece, decision, MESH))
+        # The search never lacks what the finished plan takes.
+        loop_s, once_s = seconds_of(piece, decision, MESH)
+        assert entry.loop_s >= loop_s * (1 - 1e-9)
+        assert entry.once_s >= once_s * (1 - 1e-9)
     assert kinds
