@@ -73,6 +73,23 @@ def test_views_and_sums_of_products_are_one_kernel():
     assert seconds(add=True) - seconds(add=False) == pytest.approx(moved_s, rel=0.01)
 
 
+@pytest.mark.parametrize("begins_with_zero", [True, False])
+def test_the_norm_of_many_tensors_is_one_reduction(begins_with_zero):
+    # As optax.global_norm writes it: `sum` begins with 0.
+    g = Builder()
+    xs = [g.input(1024, 1024) for _ in range(4)]
+    squares = [g.elementwise("mul", x, x) for x in xs]
+    terms = [g.reduce(s, 0, 1) for s in squares]
+    total = g.zeros() if begins_with_zero else terms.pop(0)
+    for term in terms:
+        total = g.elementwise("add", total, term)
+    norm = g.elementwise("sqrt", total)
+    scaled = [g.elementwise("mul", x, g.broadcast(norm, (1024, 1024), ())) for x in xs]
+    on = mesh(4, bandwidths=(1e9,), latency_s=1e-5)
+    _, found = plan(g.graph(scaled), on, pins={i: SPLIT_ROWS for i in range(4)})
+    assert [(c.kind, c.num_bytes, c.count) for c in found] == [("all-reduce", 4, 1)]
+
+
 def accumulating_scan():
     """acc + x[i]^T y[i] over 8 steps, x and y split over rows."""
     body = Builder()

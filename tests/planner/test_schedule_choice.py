@@ -16,6 +16,7 @@ from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
+from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import ALL, SEARCHED, choices, named, searched_together
@@ -46,7 +47,9 @@ def planned(report: Any = lambda _: None, make: Any = narrow, **changes: Any) ->
 
 def test_what_one_search_cannot_choose_from_stands_alone() -> None:
     groups = searched_together((ONE_F_ONE_B, ZERO_BUBBLE, EAGER, Interleaved(chunks=2)))
-    assert groups == [(ONE_F_ONE_B, EAGER), (ZERO_BUBBLE,), (Interleaved(chunks=2),)]
+    # What hides transfers is compared with what does not by simulation.
+    assert groups == [(ONE_F_ONE_B,), (EAGER,), (ZERO_BUBBLE,), (Interleaved(chunks=2),)]
+    assert searched_together((ONE_F_ONE_B, GPIPE)) == [(ONE_F_ONE_B, GPIPE)]
 
 
 def test_the_fastest_of_all_by_simulation_is_taken() -> None:
@@ -96,6 +99,7 @@ def test_gradients_of_weights_apart_are_passed_over_where_1f1b_does_not_fit() ->
         planned(told.append, num_stages=2, memory_bytes=50_000, schedules=SEARCHED, offload=False)
     passed = [t for t in told if "passed over" in t]
     assert [t.split()[1] for t in passed] == [
+        "eager-1f1b:",
         "1f1b-delayed:",
         "eager-1f1b-delayed:",
         "zero-bubble-h1:",
@@ -153,7 +157,7 @@ def test_stages_are_planned_again_only_where_there_is_room() -> None:
     assert max(stage.peak_bytes for stage in plan.stages) <= 0.5 * most
     tries = [t for t in told if "left free" in t or "of their stage" in t]
     assert "wait there for the layer" in tries[0]
-    assert tries[1].startswith("no pipeline fits")
+    assert any(t.startswith("no pipeline fits") for t in tries[1:-1])
     assert tries[-1].startswith("layers 2 to 3 within")
     assert not any("of their stage" in t for t in tries[:-1])
 
@@ -164,7 +168,7 @@ def test_more_memory_gives_no_slower_pipeline() -> None:
     free = planned(**asked)
     most = max(stage.peak_bytes for stage in free.stages)
     told: list[str] = []
-    shares = (0.7, 0.8)
+    shares = (0.7, 0.9)
     plans = [planned(told.append, memory_bytes=int(s * most), **asked) for s in shares]
     for less, more in itertools.pairwise((*plans, free)):
         assert more.step_time_s <= less.step_time_s

@@ -126,6 +126,7 @@ class _Source:
 class _Use:
     node: int
     wants: tuple[tuple[Layout, ...], ...]
+    times: int = 1
 
 
 @dataclass(slots=True)
@@ -239,7 +240,8 @@ class _Builder:
             self.block_nodes[region.index, number] = node
             for x, wants in table.wants.items():
                 t, group = local[x]
-                self.use(region.index, t, group, _Use(node, wants))
+                times = 1 + ((number, t, group) in region.repeated)
+                self.use(region.index, t, group, _Use(node, wants, times))
             for x, layouts in table.leaves.items():
                 t = local[x][0]
                 self.sources[region.index, t] = _Source(node, layouts)
@@ -334,11 +336,13 @@ class _Builder:
                 copy = self.layout_node(COPY, (r, t, group), layouts, extra, before)
                 self.copies[r, t, group] = copy
                 wants = tuple((w,) for w in layouts)
-                cost, key = resharding_s(evaluator, tensor, trips, left, wants)
+                times = trips * max(use.times for use in uses)
+                cost, key = resharding_s(evaluator, tensor, times, left, wants)
                 self.edge(node, copy, cost, (r, t), group, self.key(key))
                 node, left = copy, layouts
             for use in uses:
-                cost, key = resharding_s(evaluator, tensor, trips, left, use.wants)
+                times = trips * use.times
+                cost, key = resharding_s(evaluator, tensor, times, left, use.wants)
                 self.edge(node, use.node, cost, (r, t), group, self.key(key))
 
     def edge(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph
 from meshwise.intra.blocks.partition import CLUSTER, Blocks, partition
 from meshwise.intra.options import OperatorPath
+from meshwise.pieces.phases import ProgramCut
 
 # Uses of one tensor with more heavy operators between them than this get copies of their own:
 # the backward pass may gather a weight again (ZeRO-3), while dx and dW share what they both use.
@@ -15,6 +18,9 @@ FAR_APART = 4
 
 OWN_GROUP = 0
 END = -1
+
+_NONE = frozenset[int]()
+_ONE_PROGRAM = ProgramCut(second=_NONE, again=_NONE, given=_NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,7 @@ class Region:
         groups: For each use (operator, operand) its copy group; END stands for the graph's
             results.  Uses inside of the block that makes the tensor have OWN_GROUP.
         users: For each tensor the operators that use it, END for the graph's results.
+        repeated: Uses that two programs make their copies for, as (block, tensor, group).
     """
 
     index: int
@@ -39,10 +46,11 @@ class Region:
     blocks: Blocks
     groups: dict[tuple[int, int], int]
     users: tuple[tuple[int, ...], ...]
+    repeated: frozenset[tuple[int, int, int]]
 
 
-def _groups(graph: Graph, blocks: Blocks) -> dict[tuple[int, int], int]:
-    """Number the uses of every tensor: neighbours share a copy."""
+def _groups(graph: Graph, blocks: Blocks, cut: ProgramCut) -> dict[tuple[int, int], int]:
+    """Number the uses of every tensor: neighbours in one program share a copy."""
     heavy_before: list[int] = []
     count = 0
     for op in graph.operators:
@@ -51,8 +59,27 @@ def _groups(graph: Graph, blocks: Blocks) -> dict[tuple[int, int], int]:
     producer = {t: i for i, op in enumerate(graph.operators) for t in op.outputs}
     # A partial sum is reduced once, however far its users are apart.
     partial = blocks.may_be_partial.difference(graph.inputs)
-    last: dict[int, tuple[int, int]] = {}
+    last: dict[tuple[int, bool], tuple[int, int]] = {}
     groups: dict[tuple[int, int], int] = {}
+    most: Counter[int] = Counter()
+    in_first: set[tuple[int, int]] = set()
+    # A copy that the first program hands over is there until the second one has done with it.
+    handed: set[tuple[int, int]] = set()
+
+    def group_of(t: int, position: int, *, is_second: bool) -> int:
+        key = (t, is_second and t in cut.given)
+        group, before = last.get(key, (OWN_GROUP, 0))
+        is_far = position - before > FAR_APART and t not in partial and (t, group) not in handed
+        if group == OWN_GROUP or is_far:
+            most[t] += 1
+            group = most[t]
+        last[key] = (group, position)
+        if not is_second:
+            in_first.add((t, group))
+        elif (t, group) in in_first:
+            handed.add((t, group))
+        return group
+
     for i, op in enumerate(graph.operators):
         for k, t in enumerate(op.inputs):
             source = producer.get(t, -1)
@@ -60,17 +87,9 @@ def _groups(graph: Graph, blocks: Blocks) -> dict[tuple[int, int], int]:
             if inside and blocks.blocks[blocks.block_of[i]].kind == CLUSTER:
                 groups[i, k] = OWN_GROUP
                 continue
-            group, position = last.get(t, (OWN_GROUP, 0))
-            if group == OWN_GROUP or (heavy_before[i] - position > FAR_APART and t not in partial):
-                group += 1
-            last[t] = (group, heavy_before[i])
-            groups[i, k] = group
+            groups[i, k] = group_of(t, heavy_before[i], is_second=i in cut.second)
     for j, t in enumerate(graph.outputs):
-        group, position = last.get(t, (OWN_GROUP, 0))
-        if group == OWN_GROUP or (count - position > FAR_APART and t not in partial):
-            group += 1
-        last[t] = (group, count)
-        groups[END, j] = group
+        groups[END, j] = group_of(t, count, is_second=True)
     return groups
 
 
@@ -84,25 +103,37 @@ def _users(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, users))
 
 
-def regions(graph: Graph) -> tuple[Region, ...]:
+def regions(
+    graph: Graph, cuts: Mapping[OperatorPath, ProgramCut] | None = None
+) -> tuple[Region, ...]:
     """Return the whole graph first, then its bodies, outer before inner.
 
     Args:
         graph: The graph.
+        cuts: By the path of a region, how two programs run its operators; None: one program runs
+            all.
     """
+    cuts = cuts or {}
     out: list[Region] = []
     todo: list[tuple[Graph, OperatorPath, int, tuple[int, ...] | None]] = [(graph, (), 1, None)]
     while todo:
         here, path, trips, carries = todo.pop(0)
-        blocks = partition(here, carries)
+        blocks, cut = partition(here, carries), cuts.get(path, _ONE_PROGRAM)
+        groups = _groups(here, blocks, cut)
         region = Region(
             index=len(out),
             graph=here,
             path=path,
             trips=trips,
             blocks=blocks,
-            groups=_groups(here, blocks),
+            groups=groups,
             users=_users(here),
+            repeated=frozenset(
+                (blocks.block_of[i], t, groups[i, k])
+                for i in cut.again
+                for k, t in enumerate(here.operators[i].inputs)
+                if t in cut.given
+            ),
         )
         out.append(region)
         for i, op in enumerate(here.operators):

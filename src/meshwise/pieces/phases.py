@@ -13,7 +13,7 @@ Source: docs/decisions/0013.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from meshwise.graph.graph import Graph
@@ -63,6 +63,49 @@ def phases_of(piece: PieceGraph) -> Phases:
         backward=backward_operators(piece),
         after=tuple(sorted({*late, *outer.again})),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCut:
+    """How the operators of a graph are divided into a first and a second program.
+
+    Attributes:
+        second: Operators that only the second program runs.
+        again: Operators of the first program that the second one runs once more.
+        given: Inputs of the graph that both programs have as they came.  What a program needs of
+            them in another layout it makes for itself; all else the first one hands over.
+    """
+
+    second: frozenset[int]
+    again: frozenset[int]
+    given: frozenset[int]
+
+
+def program_cuts(piece: PieceGraph) -> Mapping[tuple[int, ...], ProgramCut]:
+    """Return where the graph of a piece and the body of its loop are divided into programs.
+
+    Args:
+        piece: The piece.
+
+    Returns:
+        The cut of the graph, at `()`, and that of the body, by the path of the body.
+    """
+    graph, phases = piece.graph, phases_of(piece)
+    loop = graph.operators[piece.loop]
+    (body,), structure = loop.bodies, loop.structure
+    assert structure is not None
+    entering = {graph.inputs[c.value] for c in piece.entering}
+    pairs = zip(body.inputs, structure.parts[0].operands, strict=True)
+    free = frozenset(t for t, k in pairs if loop.inputs[k] not in entering)
+    return {
+        (): _cut((*phases.before, piece.loop), phases.after, frozenset(graph.inputs)),
+        (piece.loop, 0): _cut(phases.forward, phases.backward, free),
+    }
+
+
+def _cut(first: Collection[int], second: Collection[int], given: frozenset[int]) -> ProgramCut:
+    both = frozenset(second).intersection(first)
+    return ProgramCut(second=frozenset(second) - both, again=both, given=given)
 
 
 def backward_operators(piece: PieceGraph) -> tuple[int, ...]:

@@ -216,9 +216,11 @@ def _once(roles: PieceRoles, border: tuple[Slot, ...]) -> Iterator[PhaseProgram]
         reads = [t for i in left for t in graph.operators[i].inputs]
         again = kept_between(graph, done, [*reads, *(t for t, _ in later)], there).again
         left |= without_collectives(graph, decision, roles.mesh, again)
-        handed = handed_over(
-            graph, decision, roles.mesh, Portion(now, outputs), Portion(left, later), there
-        )
+        portions = Portion(now, outputs), Portion(left, later)
+        had = {(slot.tensor, slot.layout) for slot in slots}
+        # A gradient that one phase reduced is not reduced again by the next one.
+        found = handed_over(graph, decision, roles.mesh, *portions, there, hands_copies=True)
+        handed = [slot for slot in found if (slot.tensor, slot.layout) not in had]
         is_last = g + 1 == len(groups)
         aliases = [(i, wanted.index(j)) for i, j in graph.aliases if j in wanted]
         part = restricted(

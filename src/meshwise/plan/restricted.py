@@ -226,6 +226,8 @@ def handed_over(
     first: Portion,
     second: Portion,
     free: Collection[int] = (),
+    *,
+    hands_copies: bool = False,
 ) -> tuple[Slot, ...]:
     """Return what a second portion has of a first one, each value once.
 
@@ -236,6 +238,8 @@ def handed_over(
         first: What runs first.
         second: What runs then, operators of the first portion that run again included.
         free: Tensors of the whole that both portions have.
+        hands_copies: Whether the second portion has what the first one sent of such tensors, too;
+            else it sends again.
 
     Returns:
         The values, in the order of their tensors.
@@ -252,9 +256,9 @@ def handed_over(
     for t, use in (*_uses(graph, decision, second.operators), *second.outputs):
         i = maker.get(t, -1)
         is_known = t in free or (i >= 0 and i not in first.operators)
-        if graph.tensors[t].generated or is_known:
+        if graph.tensors[t].generated or (is_known and not hands_copies):
             continue
-        is_there = i in second.operators
+        is_there = is_known or i in second.operators
         if use.layout != home[t] and (t, use) in made:
             if not (is_there and _is_free(graph.tensors[t], home[t], use.layout, mesh)):
                 keep(t, use.layout, use)

@@ -80,14 +80,18 @@ def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[Pipel
     The search knows nothing of gradients of weights apart, which take time and memory of their own,
     nor of several stages on a mesh: such schedules stand alone, those of several stages last, and
     first those with delays, which are the fastest most often: what follows has more to beat.
+    Those that hide transfers and those that do not are searched apart: where transfers take longer
+    than computation, what is predicted of the first is too low (`inter.stages.objective`), and only
+    simulated steps can be compared.
 
     Args:
         schedules: The schedules to choose from.
     """
     apart = [s for s in schedules if s.chunks > 1 or s.splits_backward]
-    together = tuple(s for s in schedules if s not in apart)
+    plain = [s for s in schedules if s not in apart]
+    together = (tuple(s for s in plain if s.hides_transfers == hides) for hides in (False, True))
     apart.sort(key=lambda s: (s.chunks, not s.delays_weights))
-    return [*([together] if together else []), *((s,) for s in apart)]
+    return [*filter(None, together), *((s,) for s in apart)]
 
 
 def make_schedule(

@@ -15,13 +15,14 @@ from meshwise.baselines.pipelines.layer_methods import (
     LayerMethod,
     restricted_layer,
 )
+from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
-from meshwise.inter.layer_cost.layer_network import LayerNetwork
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, piece_regions
 from meshwise.inter.layer_cost.passes import pass_seconds
-from meshwise.inter.layer_cost.recomputation import again_s
+from meshwise.inter.layer_cost.recomputation import again_s, repeated_moves
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, gathers
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
 from meshwise.inter.stages.stage_problem import StageCosts
@@ -31,7 +32,7 @@ from meshwise.intra.options import IntraOptions
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region, regions
 from meshwise.pieces.piece import PieceGraph
-from meshwise.plan.counts.collectives import collective_s, collectives
+from meshwise.plan.counts.collectives import collective_s, collectives, sent
 from meshwise.plan.decision import GraphDecision
 from meshwise.simulate.chunks import Chunk
 from meshwise.system.identity import Same
@@ -121,7 +122,7 @@ class MethodCosts:
         key = (layer, variant.remat, num_microbatches)
         if key not in self._pieces:
             piece = self.source.graph(layer, layer, num_microbatches, variant.remat)
-            self._pieces[key] = (piece, regions(piece.graph))
+            self._pieces[key] = (piece, piece_regions(piece))
         return self._pieces[key]
 
     def _conditioned(
@@ -241,7 +242,16 @@ def seconds_of(
     parts = regions(piece.graph)
     once_s = step_time_s(piece.graph, decision, mesh, parts=parts[:1])
     loop_s = step_time_s(piece.graph, decision, mesh, parts=parts[1:])
-    return loop_s + piece.num_microbatches * again_s(piece, decision, mesh), once_s
+    in_loop_s, after_s = (
+        sum(
+            move.times * collective_time_s(x.kind, x.axes, x.num_bytes, mesh)
+            for move in moves
+            for x in sent(move, mesh)
+        )
+        for moves in repeated_moves(piece, decision)
+    )
+    loop_s += piece.num_microbatches * again_s(piece, decision, mesh) + in_loop_s
+    return loop_s, once_s + after_s
 
 
 def summed(costs: Sequence[Chunk]) -> Chunk:

@@ -6,12 +6,11 @@ from functools import partial
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.graph.graph import Graph
-from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network
+from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network, piece_regions
 from meshwise.inter.layer_cost.layer_record import LayerRecord
 from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.options import IntraOptions
-from meshwise.intra.regions import Region, regions
+from meshwise.intra.regions import Region
 from meshwise.pieces.piece import PieceGraph
 from meshwise.system.identity import Same
 
@@ -42,14 +41,14 @@ class LayerNetworks:
         Returns:
             The network; None if the layer has no plan on the mesh.
         """
-        parts = partial(self._parts, piece.graph)
+        parts = partial(self._parts, piece)
         try:
             return layer_network(piece, mesh, options, parts, self._evaluators, record)
         except InfeasibleError:
             return None
 
-    def _parts(self, graph: Graph) -> tuple[Region, ...]:
-        same = Same(graph)
+    def _parts(self, piece: PieceGraph) -> tuple[Region, ...]:
+        same = Same(piece.graph)
         if same not in self._regions:
-            self._regions[same] = regions(graph)
+            self._regions[same] = piece_regions(piece)
         return self._regions[same]

@@ -1,7 +1,8 @@
 """What one device holds for a run of layers in a pipeline.
 
     resident     parameters, optimizer state, gradients that add up: held all the time
-                 (what one program of the update has of another counts as if it were)
+                 (what one program of the update has of another counts as if it were, in the
+                 place of sums that no later one reads)
     microbatch   what the backward pass of a micro-batch needs of its forward pass: held for every
                  micro-batch in flight
     weights      where the backward pass is split: what the gradients of weights of a micro-batch
@@ -13,7 +14,7 @@ Source: Alpa eq. 5, with what is held once apart from what is held for each micr
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fits import StageBytes
 
 N = TypeVar("N", int, float)
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,32 @@ def joint_footprint(parts: Collection[Footprint]) -> Footprint:
     )
 
 
+def handed_bytes(
+    update: Sequence[tuple[Mapping[V, int], Mapping[V, int]]],
+) -> tuple[int, list[int]]:
+    """Return what the programs of an update hold beside what was there.
+
+    A gradient that one of them reduces and hands on takes the place of the sum that it took: the
+    two are there at once only in the layer whose program runs.
+
+    Args:
+        update: For each of its programs, in order, the sums that it takes and what it hands on,
+            with their bytes.
+
+    Returns:
+        Bytes that all layers hold at once, and for each program how far it is above them when it
+        is done.
+    """
+    levels, above = [0], list[int]()
+    for n, (taken, made) in enumerate(update):
+        above.append(levels[-1] + sum(made.values()))
+        later = {value for sums, _ in update[n + 1 :] for value in sums}
+        done = sum(num_bytes for value, num_bytes in taken.items() if value not in later)
+        levels.append(above[-1] - done)
+    most = max(levels)
+    return most, [max(0, level - most) for level in above]
+
+
 def crossing_inputs(piece: PieceGraph) -> frozenset[int]:
     """Positions of the inputs that come over a cut."""
     return frozenset(c.value for c in piece.entering) | {c.cotangent for c in piece.leaving}
@@ -130,7 +158,16 @@ def footprint(
     always = [
         Value("input", i, layout) for i, layout in enumerate(decision.inputs) if i not in apart
     ]
-    resident = sum(map(num_bytes, {*always, *programs.before.outputs, *programs.handed}))
+    handed, above = handed_bytes(
+        [
+            (
+                {v: num_bytes(v) for v in program.inputs if v.role == "sum"},
+                {v: num_bytes(v) for v in program.outputs if v.role == "border"},
+            )
+            for program in programs.once
+        ]
+    )
+    resident = sum(map(num_bytes, {*always, *programs.before.outputs})) + handed
     kept = {*programs.kept, *(v for v in programs.backward.inputs if v.role == "rows")}
     held = sum(map(num_bytes, kept))
     counted = {*always, *programs.before.outputs, *kept}
@@ -139,15 +176,18 @@ def footprint(
     runs = [
         (programs.before, counted, extra.before),
         (programs.forward, counted, extra.forward),
-        *((program, counted | programs.handed, 0) for program in programs.once),
+        *(
+            (program, counted | programs.handed, more)
+            for program, more in zip(programs.once, above, strict=True)
+        ),
     ]
     if split is None:
         runs.append((programs.backward, counted, extra.backward))
     else:
         # B adds up the terms of a cotangent, even if only W reads the sum.
         terms = (v for v in split.weights.inputs if v.role == "cotangent")
-        handed = {v for v in terms if v.number in extra.changed} - set(split.gradient.inputs)
-        given = extra.backward + sum(map(num_bytes, handed))
+        summed = {v for v in terms if v.number in extra.changed} - set(split.gradient.inputs)
+        given = extra.backward + sum(map(num_bytes, summed))
         runs.append((split.gradient, counted, given))
         runs.append((split.weights, counted | late, 0))
     for program, known, given in runs:

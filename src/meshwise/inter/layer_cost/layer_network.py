@@ -31,9 +31,10 @@ from meshwise.intra.evaluators import Evaluators
 from meshwise.intra.expand import expand
 from meshwise.intra.network import BLOCK, INPUT, LayoutNetwork, build_network
 from meshwise.intra.options import ALPA, IntraOptions
-from meshwise.intra.regions import Region
+from meshwise.intra.regions import Region, regions
 from meshwise.intra.ties import Ties, tied_problem
 from meshwise.kernels.arrays import Floats
+from meshwise.pieces.phases import program_cuts
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
 
@@ -163,6 +164,15 @@ class LayerNetwork:
         return scratch_by_choice(self.network, self.ties)
 
 
+def piece_regions(piece: PieceGraph) -> tuple[Region, ...]:
+    """Return the regions of a layer's graph, which several programs run.
+
+    Args:
+        piece: The layer.
+    """
+    return regions(piece.graph, program_cuts(piece))
+
+
 def layer_network(
     piece: PieceGraph,
     mesh: LogicalMesh,
@@ -189,9 +199,9 @@ def layer_network(
         raise InfeasibleError("an operator of the layer has no strategy on the mesh")
 
     def make() -> tuple[Decisions, Boundary, Boundary]:
-        regions = None if parts is None else parts()
+        found = piece_regions(piece) if parts is None else parts()
         network, ties, entering, leaving = with_boundaries(
-            piece, build_network(piece.graph, mesh, options, regions, evaluators)
+            piece, build_network(piece.graph, mesh, options, found, evaluators)
         )
         rate = math.inf if options.objective == ALPA else mesh.device.memory_bytes_per_s
         again_s = tuple(num_bytes / rate for num_bytes in repeated_bytes(piece, network, ties))

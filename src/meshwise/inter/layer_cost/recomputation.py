@@ -8,19 +8,22 @@ products of both passes read.
     seconds = bytes / memory bandwidth
 
 Arithmetic of element-wise work is far below that and left out; weights and rows of the batch, small
-beside activations in what is repeated, too.
+beside activations in what is repeated, too.  But collectives that bring a weight into the layout in
+which repeated work reads it run in both programs, and count (`intra.regions.Region.repeated`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph
+from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.shapes import is_view, local_bytes
+from meshwise.pieces.phases import ProgramCut, program_cuts
 from meshwise.pieces.piece import PieceGraph
-from meshwise.plan.counts.walk import homes
-from meshwise.plan.decision import GraphDecision
+from meshwise.plan.counts.walk import Reshard, homes, reshards
+from meshwise.plan.decision import GraphDecision, OperatorDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +94,37 @@ def again_s(piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh) -> fl
     tensors = [t for t in repeated(piece).tensors if not body.tensors[t].generated]
     num_bytes = sum(local_bytes(body.tensors[t], lies[t], mesh.sizes) for t in tensors)
     return num_bytes / mesh.device.memory_bytes_per_s
+
+
+def repeated_moves(
+    piece: PieceGraph, decision: GraphDecision
+) -> tuple[list[Reshard], list[Reshard]]:
+    """Return the changes of layout that a second program makes again, for work that it repeats.
+
+    Args:
+        piece: The layer.
+        decision: Its plan.
+
+    Returns:
+        Those of all micro-batches, and those of the update.
+    """
+    cuts = program_cuts(piece)
+    body = piece.graph.operators[piece.loop].bodies[0]
+    inner = decision.operators[piece.loop].bodies[0]
+    in_loop = _moves_again(body, inner, cuts[piece.loop, 0], piece.num_microbatches)
+    return in_loop, _moves_again(piece.graph, decision, cuts[()], 1)
+
+
+def _moves_again(
+    graph: Graph, decision: GraphDecision, cut: ProgramCut, times: int
+) -> list[Reshard]:
+    operators: list[Operator] = []
+    decided: list[OperatorDecision] = []
+    for i in sorted(cut.again):
+        op, chosen = graph.operators[i], decision.operators[i]
+        reads = [k for k, t in enumerate(op.inputs) if t in cut.given]
+        operators.append(replace(op, inputs=tuple(op.inputs[k] for k in reads)))
+        decided.append(replace(chosen, uses=tuple(chosen.uses[k] for k in reads)))
+    part = replace(graph, operators=tuple(operators), outputs=(), aliases=())
+    of_part = GraphDecision(inputs=decision.inputs, operators=tuple(decided), outputs=())
+    return [*itertools.chain.from_iterable(reshards(part, of_part, times))]

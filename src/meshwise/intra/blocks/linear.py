@@ -4,12 +4,15 @@ A dense product leaves a partial sum when its reduced loop is split.  Adding two
 one reduction (the three input gradients of attention, tied embeddings, accumulators) saves
 collectives, so such additions get strategies of their own; so do the linear views (transpose,
 reshape, widening convert, product with a scalar) on the way to them.
+
+So do sums over all elements of a tensor, and what adds them up: the norm of all gradients is one
+all-reduce of a scalar, not one for each of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import SUM
@@ -17,6 +20,24 @@ from meshwise.graph.layout import SUM
 
 def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def _sums_all(graph: Graph, op: Operator) -> bool:
+    """Whether an operator makes one number of a tensor by adding."""
+    (result,) = op.outputs if len(op.outputs) == 1 else (None,)
+    return (
+        result is not None
+        and not graph.tensors[result].shape
+        and _is_float(graph.tensors[result].dtype)
+        and any(x.kind == SUM for x in op.rule.loops)
+    )
+
+
+def _carries(graph: Graph, op: Operator, may: Collection[int]) -> bool:
+    """Whether an addition of two tensors may have partial operands."""
+    return all(
+        t in may or (graph.tensors[t].generated and not graph.tensors[t].shape) for t in op.inputs
+    ) and any(t in may for t in op.inputs)
 
 
 def _adds_two(graph: Graph, op: Operator) -> bool:
@@ -63,7 +84,9 @@ def carriers(
     for i, op in enumerate(graph.operators):
         if op.bodies or (not light[i] and any(x.kind == SUM for x in op.rule.loops)):
             may.update(t for t in op.outputs if _is_float(graph.tensors[t].dtype))
-        elif light[i] and _adds_two(graph, op) and all(t in may for t in op.inputs):
+        elif light[i] and _sums_all(graph, op):
+            may.update(op.outputs)
+        elif light[i] and _adds_two(graph, op) and _carries(graph, op, may):
             sums.add(i)
             may.update(op.outputs)
         elif light[i]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from meshwise.inter.layer_cost.footprint import Footprint
+from meshwise.inter.layer_cost.footprint import Footprint, handed_bytes
 from meshwise.program.layer_parts import LayerParts
 from meshwise.program.names import (
     Activation,
@@ -79,16 +79,20 @@ def _of_layer(parts: LayerParts[ProgramBytes]) -> Footprint:
     }
     resident |= parts.before.outputs
     # What one program of the update has of another, all layers hold at once.
-    resident |= {n: b for p in parts.once for n, b in p.outputs.items() if _is_border(n.value)}
+    handed, above = handed_bytes(
+        [(_of_role(p.inputs, "sum"), _of_role(p.outputs, "border")) for p in parts.once]
+    )
+    border = {n: b for p in parts.once for n, b in _of_role(p.outputs, "border").items()}
     late = {} if parts.weights is None else parts.weights.inputs
     kept = {n: b for n, b in {**parts.backward.inputs, **late}.items() if _stays(n.value)}
     counted = {**resident, **kept}
     waits = {n: b for n, b in late.items() if _stays(n.value) or _waits(n.value)}
-    extra = [_extra(p, counted) for p in parts.programs if p is not parts.weights]
+    extra = [_extra(p, counted) for p in (parts.before, parts.forward, parts.backward)]
+    extra += [more + _extra(p, counted | border) for p, more in zip(parts.once, above, strict=True)]
     if parts.weights is not None:
         extra.append(_extra(parts.weights, counted | waits))
     return Footprint(
-        resident_bytes=sum(resident.values()),
+        resident_bytes=sum(resident.values()) + handed,
         microbatch_bytes=_distinct([parts.forward], kept),
         temporary_bytes=max(extra),
         weight_bytes=_distinct([parts.forward, parts.backward], waits),
@@ -101,8 +105,9 @@ def _stays(value: StepValue) -> bool:
     return is_kept or isinstance(value, Activation | Rows)
 
 
-def _is_border(value: StepValue) -> bool:
-    return isinstance(value, Local) and value.role == "border"
+def _of_role(values: Mapping[Name, int], role: str) -> dict[Name, int]:
+    """Return those values of a layer that have one role."""
+    return {n: b for n, b in values.items() if isinstance(n.value, Local) and n.value.role == role}
 
 
 def _waits(value: StepValue) -> bool:

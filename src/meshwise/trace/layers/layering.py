@@ -14,6 +14,7 @@ from meshwise.trace.layers.chain import Chain, num_bytes
 from meshwise.trace.layers.cut import Cutter, Piece
 from meshwise.trace.layers.equal import signature
 from meshwise.trace.layers.joint import CutStep, Joint, join
+from meshwise.trace.layers.layer_sums import with_sums_by_layer
 from meshwise.trace.layers.planned import (
     PieceProgram,
     arguments_of,
@@ -52,20 +53,21 @@ class Layering:
         ends: Unstacked | None = None,
     ) -> None:
         self.ends = ends
-        self.split = split
         self.ranges = tuple(ranges)
         self.batch_size = batch_size
         self.local_statistics = local_statistics
-        self.cutter = Cutter(split, chain)
+        _check_value(split, chain)
+        cutter = Cutter(split, chain)
+        readers: list[list[int]] = [[] for _ in range(split.num_roots)]
+        for k, (first, last) in enumerate(self.ranges):
+            for r in cutter.piece(first, last).roots:
+                readers[r].append(k)
+        self.split = with_sums_by_layer(split, Update(split, readers).label)
+        self.update = Update(self.split, readers)
+        self.cutter = Cutter(self.split, chain)
         self._step = CutStep(
             cutter=self.cutter, batch_size=batch_size, local_statistics=local_statistics
         )
-        _check_value(split, chain)
-        readers: list[list[int]] = [[] for _ in range(split.num_roots)]
-        for k, (first, last) in enumerate(self.ranges):
-            for r in self.cutter.piece(first, last).roots:
-                readers[r].append(k)
-        self.update = Update(split, readers)
         self.classes = self._classes()
         self._crossing: dict[int, int] = {}
         self._rows: dict[Var, TimeState] = {}
