@@ -17,6 +17,7 @@ from meshwise.memory.peak import peak
 from meshwise.memory.targets import memory_model_of
 from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.contents import OtherOperators
+from meshwise.plan.counts.flop import Replicated
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.decision import GraphDecision
@@ -149,7 +150,8 @@ def _warnings(
 ) -> Iterator[str]:
     yield from _graph_warnings(step.graph)
     yield from _loop_warnings(step, mesh)
-    yield from _work_warnings(work, mesh.num_devices)
+    if mesh.num_devices > 1:
+        yield from replicated_warnings(work.replicated.shares())
     yield from _concessions(result, work, method)
 
 
@@ -177,16 +179,18 @@ def _loop_warnings(step: TracedStep, mesh: LogicalMesh) -> Iterator[str]:
         )
 
 
-def _work_warnings(work: Work, num_devices: int) -> Iterator[str]:
-    """Yield what runs whole on every device, if that is much."""
-    whole = work.replicated.shares()
-    if num_devices > 1 and (
-        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
-    ):
+def replicated_warnings(whole: Replicated, where: str = "") -> Iterator[str]:
+    """Yield what runs whole on every device, if that is much.
+
+    Args:
+        whole: What does.
+        where: Of which devices this speaks, as ` of its stage`; of all where it is empty.
+    """
+    if whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE:
         largest = f"; the largest is {whole.largest[0][0]}" if whole.largest else ""
         yield (
             f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
-            f"every device{largest}, explain() names more"
+            f"every device{where}{largest}, explain() names more"
         )
 
 

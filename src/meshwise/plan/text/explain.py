@@ -138,7 +138,8 @@ def step_text(plan: PlanRecord) -> str:
     if plan.schedule == ONE_PROGRAM:
         return f"{step} (predicted)"
     more = "" if formula == step else f"; {formula} by the formula of the search"
-    return f"{step} (predicted, by simulation){more}"
+    proved = ", of which alone its proof speaks" if more and plan.gap is not None else ""
+    return f"{step} (predicted, by simulation){more}{proved}"
 
 
 def _waiting(plan: PlanRecord) -> list[tuple[str, str]]:

@@ -105,7 +105,8 @@ def _quality(plan: Plan) -> str:
     if formula != seconds_text(plan.step_time_s):
         text += (
             f". The search compares plans by a formula, which gives this one {formula}; its step "
-            "time is that of a simulated step"
+            "time is that of a simulated step. What is proved holds by the formula, not for the "
+            "simulated time"
         )
     return f"{text}."
 
