@@ -269,7 +269,7 @@ def test_stages_are_told_apart():
         ),
     )
     text = explain(staged(both, plan.stages * 2))
-    assert "Dense products and convolutions, stage 1" in text
+    assert "Dense products and convolutions, stages 0-1" in text
     rows = section(text, "Collectives in a step")
     assert [row.split("  ")[0] for row in rows[2:4]] == [
         "all-gather, stage 0",
@@ -309,6 +309,9 @@ def test_units_are_readable():
     assert bytes_text(0) == "0 B"
     assert bytes_text(1536) == "1.5 KiB"
     assert bytes_text(16 * 2**30) == "16 GiB"
+    assert bytes_text(1000 * 2**20) == "1000 MiB"
+    assert bytes_text(999.7 * 2**20) == "0.976 GiB"
+    assert bytes_text(999.4 * 2**20) == "999 MiB"
     assert flop_text(2e9) == "2 GFLOP"
     assert flop_text(1.5e16) == "15 PFLOP"
     assert seconds_text(0) == "0 s"

@@ -138,7 +138,7 @@ def test_a_large_pipeline_shows_an_overview_and_both_ends(large: Plan, large_pag
     assert "forward 0, stage 0:" in large_page
     assert "backward 255, stage 0:" in large_page
     assert "forward 128, stage 0:" not in large_page
-    works = [float(share) for share in re.findall(r'="mesh \d+ works ([\d.]+)%', large_page)]
+    works = [float(share) for share in re.findall(r'="stage \d+ is busy ([\d.]+)%', large_page)]
     assert len(works) == 16
     assert sum(works) / 16 == pytest.approx(100 * (1 - large.bubble_share), abs=0.05)
     assert "Between the least (dark) and the most (light)" in text

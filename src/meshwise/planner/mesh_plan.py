@@ -16,7 +16,7 @@ from meshwise.intra.price import other_operators, step_time_s
 from meshwise.memory.peak import peak
 from meshwise.memory.targets import memory_model_of
 from meshwise.plan.counts.collectives import collective_s
-from meshwise.plan.counts.contents import OtherOperators
+from meshwise.plan.counts.contents import dear
 from meshwise.plan.counts.flop import Replicated
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
@@ -40,8 +40,6 @@ _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
 # Above this share of a step in collectives it warns too.
 _COLLECTIVE_SHARE = 2 / 3
-# Operators that take less of a step than this are not told one by one.
-_LEAST_SHARE = 0.005
 
 
 def method_name(method: Method) -> str:
@@ -83,7 +81,7 @@ def finished_plan(
         program, mesh, work, step_time_s=seconds, peak_bytes=result.peak_bytes, cluster=cluster
     )
     others = other_operators(step.graph, decision, mesh, parts=place.parts)
-    stage = replace(stage, others=_dear(others, seconds))
+    stage = replace(stage, others=dear(others, seconds))
     if options.memory_bytes is not None:
         stage = replace(stage, memory_bytes=options.memory_bytes)
     method = method_name(request.method)
@@ -121,11 +119,6 @@ def finished_plan(
             *_batch_warnings(step, decision, mesh, request.method),
         ),
     )
-
-
-def _dear(others: tuple[OtherOperators, ...], step_time_s: float) -> tuple[OtherOperators, ...]:
-    """Return those that take a share of a step that is worth a line."""
-    return tuple(item for item in others if item.seconds >= _LEAST_SHARE * step_time_s)
 
 
 def _batch_size(step: TracedStep) -> int:

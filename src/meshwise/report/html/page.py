@@ -108,6 +108,11 @@ def _quality(plan: Plan) -> str:
             "time is that of a simulated step. What is proved holds by the formula, not for the "
             "simulated time"
         )
+    if len(plan.tried) == 1 and plan.schedule != ONE_PROGRAM:
+        text += (
+            f". Only {counted(plan.num_microbatches, 'micro-batch')} were searched; other numbers "
+            "may be faster: leave out --microbatches, in Python num_microbatches='auto'"
+        )
     return f"{text}."
 
 
@@ -121,7 +126,8 @@ def _step_tiles(plan: Plan) -> list[Tile]:
     return [
         ("step time", seconds_text(plan.step_time_s),
          "predicted" if is_one else "predicted, by simulation"),
-        ("peak memory a device", bytes_text(plan.peak_bytes), f"of {bytes_text(limit)}, predicted"),
+        ("peak memory a device", bytes_text(plan.peak_bytes),
+         f"of {bytes_text(limit)} that may be used, predicted"),
         ("dense work a device", flop_text(plan.device_flop), "in a step"),
         ("collectives", str(count), of_all),
         ("micro-batches", str(plan.num_microbatches), schedule),
@@ -135,7 +141,8 @@ def _simulated_tiles(plan: Plan, simulation: Simulation) -> list[Tile]:
     timeline = simulation.timeline
     waits = seconds_text(max(timeline.exposed_s))
     tiles = [
-        ("bubble", f"{timeline.bubble_share:.1%}", "share of the time in which stages wait"),
+        ("bubble", f"{timeline.bubble_share:.1%}", "share of the time in which devices are "
+         "idle"),
         ("waiting for transfers", waits, "the stage that waits longest; a stage computes while "
          "its results are sent" if plan.hides_transfers else
          "the stage that waits longest; a stage stops while its results are sent"),
