@@ -73,7 +73,8 @@ def explain(plan: PlanRecord) -> str:
         rows = [(where, bytes_text(size)) for where, size in plan.replicated.largest]
         lines += _section("Runs whole on every device", table(("operator", "bytes"), rows, "lr"))
     if plan.warnings:
-        lines += _section("Warnings", [f"- {text}" for text in plan.warnings])
+        told = [textwrap.wrap(f"- {x}", WIDTH, subsequent_indent="  ") for x in plan.warnings]
+        lines += _section("Warnings", [line for text in told for line in text])
     return "\n".join(lines) + "\n"
 
 

@@ -51,10 +51,11 @@ def _line_text(simulation: Simulation, in_view: int) -> str:
     """Return what is said of the limits, of which the pictures show `in_view`."""
     if in_view == len(simulation.memory_bytes):
         return "The dashed line is what a device has."
-    least = bytes_text(min(simulation.memory_bytes))
     if in_view:
         return "The dashed line is what a device has, where that is not far above the picture."
-    return f"A device has at least {least}, far above the picture."
+    least, most = min(simulation.memory_bytes), max(simulation.memory_bytes)
+    at_least = "at least " if least < most else ""
+    return f"A device has {at_least}{bytes_text(least)}, far above the picture."
 
 
 def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) -> str:
