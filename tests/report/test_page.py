@@ -207,6 +207,26 @@ def test_the_pages_of_extremes() -> None:
     assert "hosts 32-63, each" in many
 
 
+def test_a_limit_far_above_the_peaks_is_said_and_not_drawn() -> None:
+    near = plan_page(with_memory(pipeline(2, 4), 8 * GIB, 8 * GIB))
+    assert near.count('<path class="limit"') == 2
+    assert "The dashed line is what a device has." in near
+    far = plan_page(with_memory(pipeline(2, 4), 80 * GIB, 80 * GIB))
+    assert '<path class="limit"' not in far
+    assert "A device has 80 GiB, far above the picture." in far
+    both = plan_page(with_memory(pipeline(2, 4), 8 * GIB, 80 * GIB))
+    assert both.count('<path class="limit"') == 1
+    assert "where that is not far above the picture" in both
+
+
+def test_the_page_says_that_other_numbers_of_micro_batches_were_not_searched() -> None:
+    plan = golden_plan("gpt-two-stages")
+    told = "others may be faster: leave out --microbatches"
+    (first, *_) = plan.tried
+    assert told in plan_page(dataclasses.replace(plan, tried=(first,)))
+    assert told not in plan_page(dataclasses.replace(plan, tried=(first, (64, 1.0))))
+
+
 def test_what_does_not_fit_is_marked() -> None:
     plan = with_memory(pipeline(2, 4), GIB, 16 * GIB)
     page = plan_page(plan)

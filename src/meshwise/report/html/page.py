@@ -108,10 +108,11 @@ def _quality(plan: Plan) -> str:
             "time is that of a simulated step. What is proved holds by the formula, not for the "
             "simulated time"
         )
-    if len(plan.tried) == 1 and plan.schedule != ONE_PROGRAM:
+    if len(plan.tried) == 1 and plan.gap is not None and plan.schedule != ONE_PROGRAM:
+        count = counted(plan.num_microbatches, "micro-batch")
         text += (
-            f". Only {counted(plan.num_microbatches, 'micro-batch')} were searched; other numbers "
-            "may be faster: leave out --microbatches, in Python num_microbatches='auto'"
+            f". Only plans with {count} were searched; others may be faster: leave out "
+            "--microbatches, in Python num_microbatches='auto'"
         )
     return f"{text}."
 
