@@ -9,6 +9,8 @@ TERA = 10**12
 MICRO = 1e-6
 
 BITS_PER_BYTE = 8
+# From here on three digits would read 1e+03.
+_LEAST_ROUNDED_UP = 999.5
 
 
 def gbit_per_s(value: float) -> float:
@@ -34,8 +36,10 @@ def counted(count: int, noun: str) -> str:
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
     size = float(value)
     for name in names[:-1]:
-        if abs(size) < base:
-            return f"{size:.0f} {name}" if size == int(size) else f"{size:.3g} {name}"
+        if abs(size) < base and size == int(size):
+            return f"{size:.0f} {name}"
+        if abs(size) < _LEAST_ROUNDED_UP:
+            return f"{size:.3g} {name}"
         size /= base
     return f"{size:.4g} {names[-1]}" if abs(size) >= 1000 else f"{size:.3g} {names[-1]}"
 
@@ -66,7 +70,7 @@ def seconds_text(seconds: float) -> str:
     """
     if seconds == 0:
         return "0 s"
-    for limit, factor, name in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
-        if abs(seconds) < limit:
+    for factor, name in ((1e6, "us"), (1e3, "ms")):
+        if abs(seconds) * factor < _LEAST_ROUNDED_UP:
             return f"{seconds * factor:.3g} {name}"
     return f"{seconds:.4g} s"

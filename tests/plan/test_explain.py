@@ -258,6 +258,25 @@ def test_many_rows_end_with_how_many_more():
     assert rows[-1] == "... and 40 more"
 
 
+def test_the_largest_of_many_arguments_are_told():
+    g = Builder()
+    names = [f"a{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(100)]
+    for name in names:
+        g.input(4, 4, name=name)
+    g.input(64, 64, name="largest")
+    graph = g.graph([])
+    decision = GraphDecision(inputs=(parse_layout("R R"),) * 101, operators=(), outputs=())
+    rows = section(explain(plan_of(graph, decision)), "Arguments")
+    assert [row.split()[0] for row in rows[2:4]] == ["largest", "aaa"]
+
+
+def test_a_place_that_is_too_long_keeps_its_source_line():
+    place = "dot_general at some_model.py:120:17 (Transformer.__call__.attention)"
+    assert shortened(place, 40) == "dot_general at some_model.py:120:17"
+    assert shortened(place, 30).endswith("120:17")
+    assert shortened(place, len(place)) == place
+
+
 def test_stages_are_told_apart():
     graph, decision = layers(1)
     plan = plan_of(graph, decision)
@@ -269,7 +288,7 @@ def test_stages_are_told_apart():
         ),
     )
     text = explain(staged(both, plan.stages * 2))
-    assert "Dense products and convolutions, stage 1" in text
+    assert "Dense products and convolutions, stages 0-1" in text
     rows = section(text, "Collectives in a step")
     assert [row.split("  ")[0] for row in rows[2:4]] == [
         "all-gather, stage 0",
@@ -309,6 +328,9 @@ def test_units_are_readable():
     assert bytes_text(0) == "0 B"
     assert bytes_text(1536) == "1.5 KiB"
     assert bytes_text(16 * 2**30) == "16 GiB"
+    assert bytes_text(1000 * 2**20) == "1000 MiB"
+    assert bytes_text(999.7 * 2**20) == "0.976 GiB"
+    assert bytes_text(999.4 * 2**20) == "999 MiB"
     assert flop_text(2e9) == "2 GFLOP"
     assert flop_text(1.5e16) == "15 PFLOP"
     assert seconds_text(0) == "0 s"

@@ -51,3 +51,11 @@ def test_stages_that_compute_one_after_the_other(count: int) -> None:
     found = warnings_of(256, 64, method=method, num_microbatches=count)
     told = "one micro-batch goes through 2 stages, so they compute one after the other; num_micro"
     assert (told in found) == (count == 1)
+
+
+def test_stages_whose_work_is_mostly_replicated() -> None:
+    method = mw.Auto(stages=2)
+    # One row has no part for each of two devices, and the layers are small.
+    found = warnings_of(8, 2, method=method, num_microbatches=2)
+    assert "of bytes run whole on every device of its stage; the largest is" in found
+    assert "run whole" not in warnings_of(4096, 4096, method=method)

@@ -138,7 +138,7 @@ def test_a_large_pipeline_shows_an_overview_and_both_ends(large: Plan, large_pag
     assert "forward 0, stage 0:" in large_page
     assert "backward 255, stage 0:" in large_page
     assert "forward 128, stage 0:" not in large_page
-    works = [float(share) for share in re.findall(r'="mesh \d+ works ([\d.]+)%', large_page)]
+    works = [float(share) for share in re.findall(r'="stage \d+ is busy ([\d.]+)%', large_page)]
     assert len(works) == 16
     assert sum(works) / 16 == pytest.approx(100 * (1 - large.bubble_share), abs=0.05)
     assert "Between the least (dark) and the most (light)" in text
@@ -205,6 +205,26 @@ def test_the_pages_of_extremes() -> None:
     many = plan_page(pipeline(2, 4, "64x p3.16xlarge"))
     assert "hosts 0-31, each" in many
     assert "hosts 32-63, each" in many
+
+
+def test_a_limit_far_above_the_peaks_is_said_and_not_drawn() -> None:
+    near = plan_page(with_memory(pipeline(2, 4), 8 * GIB, 8 * GIB))
+    assert near.count('<path class="limit"') == 2
+    assert "The dashed line is what a device has." in near
+    far = plan_page(with_memory(pipeline(2, 4), 80 * GIB, 80 * GIB))
+    assert '<path class="limit"' not in far
+    assert "A device has 80 GiB, far above the picture." in far
+    both = plan_page(with_memory(pipeline(2, 4), 8 * GIB, 80 * GIB))
+    assert both.count('<path class="limit"') == 1
+    assert "where that is not far above the picture" in both
+
+
+def test_the_page_says_that_other_numbers_of_micro_batches_were_not_searched() -> None:
+    plan = golden_plan("gpt-two-stages")
+    told = "others may be faster: leave out --microbatches"
+    (first, *_) = plan.tried
+    assert told in plan_page(dataclasses.replace(plan, tried=(first,)))
+    assert told not in plan_page(dataclasses.replace(plan, tried=(first, (64, 1.0))))
 
 
 def test_what_does_not_fit_is_marked() -> None:

@@ -89,7 +89,8 @@ Examples:
 @click.option(
     "--layers",
     type=click.IntRange(1),
-    help="Into how many layers the model is cut; by default one for each block that repeats.",
+    help="Into how many layers the model is cut; by default as many as repeat: one or more for "
+    "each block of the model.",
 )
 @click.option(
     "--microbatches",
@@ -99,7 +100,10 @@ Examples:
     help="A number of micro-batches to try; may be repeated. Powers of two by default.",
 )
 @click.option(
-    "--stages", type=click.IntRange(1), help="Number of stages; by default the fastest of all."
+    "--stages",
+    type=click.IntRange(1),
+    help="Number of stages; by default the fastest of all, one included. (In Python the default is "
+    "one mesh; mw.Auto(stages='auto') does what this command does.)",
 )
 @click.option(
     "--schedule",

@@ -83,7 +83,7 @@ class Stage:
         send_bytes: Activations of one micro-batch that go to other stages.
         device_flop: Dense FLOP of one device in a step, recomputation included.
         dense: Dense products and convolutions, equal ones merged.
-        others: What else takes time on one mesh, dearest first; empty in pipelines and older files.
+        others: What else takes time, dearest first; empty in older files.
         weights: Where the schedule splits the backward pass, its later part.
     """
 

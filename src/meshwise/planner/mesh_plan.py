@@ -16,7 +16,8 @@ from meshwise.intra.price import other_operators, step_time_s
 from meshwise.memory.peak import peak
 from meshwise.memory.targets import memory_model_of
 from meshwise.plan.counts.collectives import collective_s
-from meshwise.plan.counts.contents import OtherOperators
+from meshwise.plan.counts.contents import dear
+from meshwise.plan.counts.flop import Replicated
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.decision import GraphDecision
@@ -39,8 +40,6 @@ _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
 # Above this share of a step in collectives it warns too.
 _COLLECTIVE_SHARE = 2 / 3
-# Operators that take less of a step than this are not told one by one.
-_LEAST_SHARE = 0.005
 
 
 def method_name(method: Method) -> str:
@@ -82,7 +81,7 @@ def finished_plan(
         program, mesh, work, step_time_s=seconds, peak_bytes=result.peak_bytes, cluster=cluster
     )
     others = other_operators(step.graph, decision, mesh, parts=place.parts)
-    stage = replace(stage, others=_dear(others, seconds))
+    stage = replace(stage, others=dear(others, seconds))
     if options.memory_bytes is not None:
         stage = replace(stage, memory_bytes=options.memory_bytes)
     method = method_name(request.method)
@@ -122,11 +121,6 @@ def finished_plan(
     )
 
 
-def _dear(others: tuple[OtherOperators, ...], step_time_s: float) -> tuple[OtherOperators, ...]:
-    """Return those that take a share of a step that is worth a line."""
-    return tuple(item for item in others if item.seconds >= _LEAST_SHARE * step_time_s)
-
-
 def _batch_size(step: TracedStep) -> int:
     """Return the rows of the whole batch; 0 if no argument is batch data, or they differ."""
     rows = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
@@ -149,7 +143,8 @@ def _warnings(
 ) -> Iterator[str]:
     yield from _graph_warnings(step.graph)
     yield from _loop_warnings(step, mesh)
-    yield from _work_warnings(work, mesh.num_devices)
+    if mesh.num_devices > 1:
+        yield from replicated_warnings(work.replicated.shares())
     yield from _concessions(result, work, method)
 
 
@@ -177,16 +172,18 @@ def _loop_warnings(step: TracedStep, mesh: LogicalMesh) -> Iterator[str]:
         )
 
 
-def _work_warnings(work: Work, num_devices: int) -> Iterator[str]:
-    """Yield what runs whole on every device, if that is much."""
-    whole = work.replicated.shares()
-    if num_devices > 1 and (
-        whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE
-    ):
+def replicated_warnings(whole: Replicated, where: str = "") -> Iterator[str]:
+    """Yield what runs whole on every device, if that is much.
+
+    Args:
+        whole: What does.
+        where: Of which devices this speaks, as ` of its stage`; of all where it is empty.
+    """
+    if whole.flop_share > _REPLICATED_FLOP_SHARE or whole.bytes_share > _REPLICATED_BYTES_SHARE:
         largest = f"; the largest is {whole.largest[0][0]}" if whole.largest else ""
         yield (
             f"{whole.flop_share:.1%} of FLOP and {whole.bytes_share:.1%} of bytes run whole on "
-            f"every device{largest}, explain() names more"
+            f"every device{where}{largest}, explain() names more"
         )
 
 

@@ -23,6 +23,7 @@ from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.layers_offload import checked_hosts, layers_offload, offloadable_bytes
 from meshwise.planner.memory_share import smaller_request, whole_plan
+from meshwise.planner.mesh_plan import replicated_warnings
 from meshwise.planner.offload import ALL_IN_HOST, possible_offload
 from meshwise.planner.pinned_search import never
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
@@ -168,7 +169,11 @@ def plan_pipeline(
         method=method,
         parameters=parameters,
         spelling=opened.spelling,
-        warnings=(*found.plan.warnings, *dropped),
+        warnings=(
+            *found.plan.warnings,
+            *dropped,
+            *replicated_warnings(found.plan.replicated, " of its stage"),
+        ),
     )
     return replace(found, plan=plan)
 

@@ -48,13 +48,13 @@ def simulation_text(plan: Plan, simulation: Simulation) -> str:
         f"step {seconds_text(seconds)} (simulated); the plan says {seconds_text(plan.step_time_s)}",
         f"bubble {timeline.bubble_share:.1%}; waiting for transfers at most "
         f"{seconds_text(max(timeline.exposed_s))}",
-        f"stages work {busy:.1%} of the time" + _useful(plan, simulation),
+        f"stages are busy {busy:.1%} of the time" + _useful(plan, simulation),
         "",
         *table(
             (
                 what,
                 "layers",
-                "works",
+                "busy",
                 "of the time",
                 "waits",
                 "peak",

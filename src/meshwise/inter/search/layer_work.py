@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.layer_cost.arrivals import ArrivalWork
+from meshwise.intra.price import other_operators
 from meshwise.pieces.piece import PieceGraph
 from meshwise.pieces.programs import piece_programs
 from meshwise.pieces.roles import PieceRoles
 from meshwise.pieces.split_backward import planned_parts
-from meshwise.plan.counts.contents import Argument, arguments
+from meshwise.plan.counts.contents import (
+    Argument,
+    OtherOperators,
+    arguments,
+    dear,
+    others_together,
+)
 from meshwise.plan.counts.shares import NO_COMMUNICATION, Communication, communication
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of, work_together
 from meshwise.plan.decision import GraphDecision
@@ -30,6 +37,12 @@ def layer_work(
         mesh: Where it runs.
         splits_backward: Whether gradients of weights are a program of their own.
     """
+    return work_of(_programs(piece, decision, mesh, splits_backward), mesh)
+
+
+def _programs(
+    piece: PieceGraph, decision: GraphDecision, mesh: LogicalMesh, splits_backward: bool
+) -> list[DecidedProgram]:
     programs = piece_programs(PieceRoles(piece, decision, mesh))
     parts = planned_parts(programs, splits_backward=splits_backward)
     runs = [
@@ -37,13 +50,11 @@ def layer_work(
         *((program, piece.num_microbatches) for program in parts.passes),
         *((program, 1) for program in parts.once),
     ]
-    return work_of(
-        [
-            DecidedProgram(graph=program.part.graph, decision=program.part.decision, times=times)
-            for program, times in runs
-        ],
-        mesh,
-    )
+    return [
+        DecidedProgram(graph=program.part.graph, decision=program.part.decision, times=times)
+        for program, times in runs
+        if times
+    ]
 
 
 def state_arguments(
@@ -72,11 +83,12 @@ def with_work(
     """
     splits_backward = plan.table().splits_backward
     # Equal layers with one decision on equal meshes do the same.
-    known: dict[object, tuple[Work, tuple[Argument, ...]]] = {}
+    known: dict[object, tuple[Work, tuple[OtherOperators, ...], tuple[Argument, ...]]] = {}
     stages: list[Stage] = []
     works: list[Work] = []
     for number, stage in enumerate(plan.stages):
         found: list[Work] = []
+        others: list[OtherOperators] = []
         layers: list[Layer] = []
         for layer in stage.layers:
             key = (layer.equal_to, layer.decision, stage.mesh, stage.remat)
@@ -84,11 +96,14 @@ def with_work(
                 assert layer.decision is not None  # a plan that is made or replayed has all
                 piece, decision = graph_of(number, layer), plan.decisions[layer.decision]
                 moves = communication(piece.graph, decision, stage.mesh)
+                programs = _programs(piece, decision, stage.mesh, splits_backward)
                 known[key] = (
-                    layer_work(piece, decision, stage.mesh, splits_backward=splits_backward),
+                    work_of(programs, stage.mesh),
+                    tuple(_others(programs, stage.mesh)),
                     state_arguments(piece, decision, moves),
                 )
-            work, state = known[key]
+            work, own, state = known[key]
+            others.extend(own)
             found.extend((arrivals[layer.layer].work, work))
             named = zip(state, layer.arguments, strict=True)
             layers.append(
@@ -101,6 +116,7 @@ def with_work(
                 stage,
                 layers=tuple(layers),
                 dense=together.dense,
+                others=dear(others_together(others), plan.step_time_s),
                 device_flop=together.device_flop,
             )
         )
@@ -114,3 +130,12 @@ def with_work(
         ),
         replicated=work_together(works).replicated.shares(),
     )
+
+
+def _others(programs: Iterable[DecidedProgram], mesh: LogicalMesh) -> Iterator[OtherOperators]:
+    """Yield what takes time besides dense operators, each with all runs of its program."""
+    for program in programs:
+        for item in other_operators(program.graph, program.decision, mesh):
+            yield replace(
+                item, count=item.count * program.times, seconds=item.seconds * program.times
+            )

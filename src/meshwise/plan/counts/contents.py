@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -15,6 +15,9 @@ from meshwise.plan.counts.own_traffic import own_traffic_bytes
 from meshwise.plan.counts.shares import ByKind, Communication, Path, scopes
 from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision, OperatorDecision
+
+# Operators that take less of a step than this are not told one by one.
+_LEAST_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +193,33 @@ def _record(sites: Sequence[Site], mesh: LogicalMesh, moves: Communication) -> D
         memory_s=memory_s,
         communication=_sorted(seconds),
     )
+
+
+def others_together(others: Iterable[OtherOperators]) -> tuple[OtherOperators, ...]:
+    """Return the sums of operators by their places, dearest first.
+
+    Args:
+        others: The operators.
+    """
+    sums: dict[str, OtherOperators] = {}
+    for item in others:
+        before = sums.get(item.where)
+        sums[item.where] = OtherOperators(
+            where=item.where,
+            count=item.count + (before.count if before else 0),
+            seconds=item.seconds + (before.seconds if before else 0.0),
+        )
+    return tuple(sorted(sums.values(), key=lambda item: (-item.seconds, item.where)))
+
+
+def dear(others: Iterable[OtherOperators], step_time_s: float) -> tuple[OtherOperators, ...]:
+    """Return those that take a share of a step that is worth a line.
+
+    Args:
+        others: The operators.
+        step_time_s: Seconds of the step.
+    """
+    return tuple(item for item in others if item.seconds >= _LEAST_SHARE * step_time_s)
 
 
 def pattern(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 
 from meshwise.graph.layout import Layout
@@ -11,15 +12,21 @@ from meshwise.plan.counts.contents import Argument
 WIDTH = 100
 MAX_ROWS = 60
 GAP = "  "
+# What follows a source line, as in `dot_general at model.py:7:9 (Block.__call__)`.
+_FUNCTION = re.compile(r"( at \S+:\d+) \(.*\)$")
 
 
 def shortened(text: str, width: int) -> str:
     """Return a text, its middle left out if it is too long; both ends tell most of a path.
 
+    Of an operator with its source line the function in brackets goes first.
+
     Args:
         text: The text.
         width: The most characters that it may have.
     """
+    if len(text) > width:
+        text = _FUNCTION.sub(r"\1", text)
     if len(text) <= width:
         return text
     if width <= 3:

@@ -12,8 +12,10 @@ from meshwise.plan.counts.contents import Argument, pattern
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.columns import (
+    MAX_ROWS,
     WIDTH,
     place_text,
+    ranges_text,
     table,
     type_text,
     way_text,
@@ -22,6 +24,7 @@ from meshwise.plan.text.columns import (
 )
 from meshwise.plan.text.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.plan.text.explain_costs import costs, memory, rivals
+from meshwise.plan.text.memory_parts import filled_memory, parts_lines
 from meshwise.plan.text.optimum import optimum_text
 from meshwise.plan.text.stage_text import layer_lines, stage_lines
 from meshwise.units import bytes_text, counted, flop_text, seconds_text
@@ -47,23 +50,31 @@ def explain(plan: PlanRecord) -> str:
         lines += _section("Arguments", _arguments(plan.stages[0]))
     else:
         lines += stage_lines(plan) + layer_lines(plan)
+    alike: dict[tuple[str, ...], list[int]] = {}
     for number, stage in enumerate(plan.stages):
-        title = f", stage {number}" if len(plan.stages) > 1 else ""
-        lines += _section(f"Dense products and convolutions{title}", _dense(stage))
+        alike.setdefault(tuple(_dense(stage)), []).append(number)
+    for dense, stages in alike.items():
+        of = f", stage{'s' * (len(stages) > 1)} {ranges_text(stages)}"
+        title = of if len(plan.stages) > 1 else ""
+        lines += _section(f"Dense products and convolutions{title}", list(dense))
     lines += _section("Collectives in a step", _collectives(plan))
     together = ", all stages together" if len(plan.stages) > 1 else ""
     lines += _section(f"Seconds of a step{together}", costs(plan))
     if plan.rivals:
         lines += _section("What forcing another choice costs, by planning again", rivals(plan))
+    parts = filled_memory(plan)
+    if parts is not None:
+        lines += _section(f"What fills the memory of a device{parts.of}", parts_lines(parts))
     if plan.memory_price is not None:
-        lines += _section("Memory", memory(plan))
+        lines += _section("More memory", memory(plan))
     if plan.padding.dims:
         lines += _section("Padded inside the step", _padded(plan))
     if plan.replicated.largest:
         rows = [(where, bytes_text(size)) for where, size in plan.replicated.largest]
         lines += _section("Runs whole on every device", table(("operator", "bytes"), rows, "lr"))
     if plan.warnings:
-        lines += _section("Warnings", [f"- {text}" for text in plan.warnings])
+        told = [textwrap.wrap(f"- {x}", WIDTH, subsequent_indent="  ") for x in plan.warnings]
+        lines += _section("Warnings", [line for text in told for line in text])
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +110,7 @@ def _summary(plan: PlanRecord) -> list[str]:
         *_place(plan),
         *mesh,
         ("step time", step_text(plan)),
-        *_waiting(plan),
+        *_bubble(plan),
         *([("transfers", f"{plan.transfers} between hosts")] if plan.transfers else []),
         ("memory", f"{memory} on the worst device (predicted)"),
         *([("verified", plan.verified)] if plan.verified else []),
@@ -138,17 +149,18 @@ def step_text(plan: PlanRecord) -> str:
     if plan.schedule == ONE_PROGRAM:
         return f"{step} (predicted)"
     more = "" if formula == step else f"; {formula} by the formula of the search"
-    return f"{step} (predicted, by simulation){more}"
+    proved = ", of which alone its proof speaks" if more and plan.gap is not None else ""
+    return f"{step} (predicted, by simulation){more}{proved}"
 
 
-def _waiting(plan: PlanRecord) -> list[tuple[str, str]]:
+def _bubble(plan: PlanRecord) -> list[tuple[str, str]]:
     if plan.schedule == ONE_PROGRAM:
         return []
     text = (
-        f"bubble {plan.bubble_share:.1%}; waiting for transfers at most "
-        f"{seconds_text(plan.exposed_s)}"
+        f"{plan.bubble_share:.1%} of the time; waiting for transfers at most "
+        f"{seconds_text(plan.exposed_s)} of it"
     )
-    return [("waiting", text)]
+    return [("bubble", text)]
 
 
 def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:
@@ -163,6 +175,9 @@ def _arguments(stage: Stage) -> list[str]:
         shape = type_text(tensor.dtype, tensor.shape)
         key = (pattern(name), shape, place_text(tensor, stage.mesh.names))
         groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
+    if len(groups) > MAX_ROWS:  # the largest are told
+        sizes = {key: -sum(size for _, size in members) for key, members in groups.items()}
+        groups = {key: groups[key] for key in sorted(groups, key=sizes.__getitem__)}
     rows = [
         (
             members[0][0] if len(members) == 1 else pattern,

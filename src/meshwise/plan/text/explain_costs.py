@@ -27,7 +27,6 @@ def costs(plan: PlanRecord) -> list[str]:
     ]
     rows += [(x.where, 0.0, x.seconds, {}) for stage in plan.stages for x in stage.others]
     rows += _argument_rows(plan)
-    rows.sort(key=lambda row: -_seconds(row))
     total: dict[str, float] = {}
     for item in plan.collectives:
         each_s = collective_s(item, plan.stages[item.stage].mesh)
@@ -37,13 +36,24 @@ def costs(plan: PlanRecord) -> list[str]:
     busy_s = _busy_s(plan)
     rest_s = busy_s - sum(map(_seconds, rows)) - sum(left.values())
     kinds = sorted({*total, *(kind for row in rows for kind in row[3])})
-    cells = with_more([_cells(row, kinds) for row in rows])
-    # Of pipelines, and in older files, no operators but dense ones are known one by one.
+    together = sorted(_by_place(rows), key=lambda row: -_seconds(row))
+    cells = with_more([_cells(row, kinds) for row in together])
+    # In older files no operators but dense ones are known one by one.
     is_divided = any(stage.others for stage in plan.stages)
     rest = seconds_text(rest_s) if rest_s > _NOTHING * busy_s else ""
     other = ("all else" if is_divided else "all other operators", "", rest)
     cells.append((*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds)))
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
+
+
+def _by_place(rows: Sequence[Row]) -> list[Row]:
+    """Return the sums of rows of one place, as of stages that are alike."""
+    sums: dict[str, Row] = {}
+    for what, compute_s, memory_s, moves in rows:
+        _, compute, memory, before = sums.get(what, (what, 0.0, 0.0, {}))
+        moved = {k: before.get(k, 0.0) + moves.get(k, 0.0) for k in (*before, *moves)}
+        sums[what] = (what, compute + compute_s, memory + memory_s, moved)
+    return list(sums.values())
 
 
 def _busy_s(plan: PlanRecord) -> float:

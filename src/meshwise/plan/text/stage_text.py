@@ -90,7 +90,7 @@ def _weights_apart(plan: PlanRecord) -> list[str]:
         (
             str(k),
             seconds_text(stage.weights.seconds),
-            str(plan.delays[k]) if plan.delays else "-",
+            *([str(plan.delays[k])] if plan.delays else []),
             str(stage.weights.waiting),
             bytes_text(stage.weights.held_bytes),
         )
@@ -99,8 +99,10 @@ def _weights_apart(plan: PlanRecord) -> list[str]:
     ]
     if not rows:
         return []
-    names = ("stage", "of backward", "half steps later", "waiting at the peak", "each holds")
-    return ["", "gradients of weights apart", *table(names, rows, "rrrrr")]
+    # A half step is a forward or a backward pass of one micro-batch.
+    later = ("half steps later",) if plan.delays else ()
+    names = ("stage", "of backward", *later, "waiting at the peak", "each holds")
+    return ["", "gradients of weights apart", *table(names, rows, "r" * len(names))]
 
 
 def _sizes(stage: Stage) -> str:

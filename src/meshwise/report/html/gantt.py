@@ -29,7 +29,7 @@ def gantt(name: str, timeline: Timeline, start: float, end: float) -> str:
     height = meshes * _ROW + AXIS
     parts = axis(start, end, meshes * _ROW)
     for mesh in range(meshes):
-        parts += row_label(mesh, mesh * _ROW, _TASK)
+        parts += row_label(row_name(timeline, mesh), mesh, mesh * _ROW, _TASK)
         parts.append(rect((LEFT, mesh * _ROW, PLOT, _TASK), "idle"))
     shown = [e for e in timeline.events if e.end_s > start and e.start_s < end]
     digits = len(str(max((event.microbatch for event in shown), default=0)))
@@ -71,11 +71,22 @@ def axis(start: float, end: float, y: float) -> list[str]:
     return parts
 
 
-def row_label(mesh: int, y: float, height: float) -> list[str]:
-    """Return the colour and number of a stage, left of its row."""
+def row_name(timeline: Timeline, mesh: int) -> str:
+    """Return what a row is of: `stage 0`, or `mesh 0` where a mesh has several stages.
+
+    Args:
+        timeline: A step.
+        mesh: Number of the mesh.
+    """
+    is_shared = any(len(stages) > 1 for stages in stages_by_mesh(timeline))
+    return f"{'mesh' if is_shared else 'stage'} {mesh}"
+
+
+def row_label(name: str, mesh: int, y: float, height: float) -> list[str]:
+    """Return the colour and name of a mesh, left of its row."""
     middle = y + height / 2
     return [rect((0, middle - 6, 12, 12), stage_class(mesh), "", 3),
-            label(18, middle + 4, f"mesh {mesh}")]  # fmt: skip
+            label(18, middle + 4, name)]  # fmt: skip
 
 
 def _task(

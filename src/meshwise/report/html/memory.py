@@ -16,13 +16,18 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 6, 24, 20
 _MOST_STEPS = 400
 _COLUMNS = 320
 _PALE = 0.45
+# A limit is drawn up to so many times the highest peak.
+_HIGHEST = 2.5
 
 
 def memory_charts(simulation: Simulation, check: MemoryCheck) -> str:
     """Return the section of the page; what does not fit is red."""
     timeline = simulation.timeline
     over = {*simulation.too_large, *check.too_large}
-    top = max(*timeline.peak_bytes, *simulation.memory_bytes) * 1.04
+    most = max(timeline.peak_bytes)
+    # A limit far above all that is held would flatten it to a line.
+    in_view = [limit for limit in simulation.memory_bytes if limit <= _HIGHEST * most]
+    top = max(most, *in_view, 1) * 1.04
     charts = [
         _chart(simulation, number, top, number in over)
         for number in range(len(simulation.memory_bytes))
@@ -37,9 +42,20 @@ def memory_charts(simulation: Simulation, check: MemoryCheck) -> str:
     return (
         f"<h2>Memory over time</h2><p>Of one device of each {simulation.of_timeline} in the "
         "simulated step: what is held all the time, activations of the micro-batches in flight, "
-        f"temporary values. The dashed line is what a device has.{note}</p>"
+        f"temporary values. {_line_text(simulation, len(in_view))}{note}</p>"
         '<div class="charts">' + "".join(f"<div>{chart}</div>" for chart in charts) + "</div>"
     )
+
+
+def _line_text(simulation: Simulation, in_view: int) -> str:
+    """Return what is said of the limits, of which the pictures show `in_view`."""
+    if in_view == len(simulation.memory_bytes):
+        return "The dashed line is what a device has."
+    if in_view:
+        return "The dashed line is what a device has, where that is not far above the picture."
+    least, most = min(simulation.memory_bytes), max(simulation.memory_bytes)
+    at_least = "at least " if least < most else ""
+    return f"A device has {at_least}{bytes_text(least)}, far above the picture."
 
 
 def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) -> str:
@@ -76,7 +92,8 @@ def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) 
     if is_too_large:
         above = [(x, min(top_y, y)) for x, top_y in points]
         parts.append(_area(above, x_of(end), y, kind, 1.0))
-    parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "limit"))
+    if y >= _TOP:
+        parts.append(line(_LEFT, y, _WIDTH - _RIGHT, y, "limit"))
     title = f"{simulation.of_timeline} {number}: peak {bytes_text(peak)}"
     share = f"{peak / limit:.0%} of {bytes_text(limit)}" if limit else "no limit"
     over = " limit-text" if is_too_large else ""

@@ -105,7 +105,14 @@ def _quality(plan: Plan) -> str:
     if formula != seconds_text(plan.step_time_s):
         text += (
             f". The search compares plans by a formula, which gives this one {formula}; its step "
-            "time is that of a simulated step"
+            "time is that of a simulated step. What is proved holds by the formula, not for the "
+            "simulated time"
+        )
+    if len(plan.tried) == 1 and plan.gap is not None and plan.schedule != ONE_PROGRAM:
+        count = counted(plan.num_microbatches, "micro-batch")
+        text += (
+            f". Only plans with {count} were searched; others may be faster: leave out "
+            "--microbatches, in Python num_microbatches='auto'"
         )
     return f"{text}."
 
@@ -120,7 +127,8 @@ def _step_tiles(plan: Plan) -> list[Tile]:
     return [
         ("step time", seconds_text(plan.step_time_s),
          "predicted" if is_one else "predicted, by simulation"),
-        ("peak memory a device", bytes_text(plan.peak_bytes), f"of {bytes_text(limit)}, predicted"),
+        ("peak memory a device", bytes_text(plan.peak_bytes),
+         f"of {bytes_text(limit)} that may be used, predicted"),
         ("dense work a device", flop_text(plan.device_flop), "in a step"),
         ("collectives", str(count), of_all),
         ("micro-batches", str(plan.num_microbatches), schedule),
@@ -134,7 +142,8 @@ def _simulated_tiles(plan: Plan, simulation: Simulation) -> list[Tile]:
     timeline = simulation.timeline
     waits = seconds_text(max(timeline.exposed_s))
     tiles = [
-        ("bubble", f"{timeline.bubble_share:.1%}", "share of the time in which stages wait"),
+        ("bubble", f"{timeline.bubble_share:.1%}", "share of the time in which devices are "
+         "idle"),
         ("waiting for transfers", waits, "the stage that waits longest; a stage computes while "
          "its results are sent" if plan.hides_transfers else
          "the stage that waits longest; a stage stops while its results are sent"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.plan.counts.collectives import collective_sums
+from meshwise.plan.counts.contents import OtherOperators, others_together
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.report.html.markup import (
@@ -25,7 +26,7 @@ from meshwise.units import bytes_text, seconds_text
 # Older plans do not say which of their seconds are those of dense products: all compute.
 _COMPUTES = "computes"
 _DENSE, _OTHERS = "dense products and convolutions", "other operators"
-_TRANSFERS, _IDLES = "waits for transfers", "idles"
+_TRANSFERS, _IDLES = "waits for transfers", "waits for other stages"
 # Parts of a bar in their order, with the variable of their colour; collectives by kind.
 _COLOURS = {
     _COMPUTES: "F",
@@ -44,6 +45,8 @@ _NO_COLLECTIVES = (_COMPUTES, _DENSE, _OTHERS, _TRANSFERS, _IDLES)
 _BAR, _GAP, _LEFT, _FOOT = 17, 5, 64, 20
 # Of more meshes the first are drawn; all of them count in the table.
 _MOST_BARS = 40
+# So many other operators are named beside their sum.
+_MOST_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +57,14 @@ class MeshSeconds:
         dense_s: In dense products and convolutions.
         others_s: In other operators: element-wise, reductions, what moves in a device's memory.
         collectives: For each kind and the axes of its groups: how often it runs, bytes, seconds.
+        others: Those other operators that take most, dearest first.
         transfers_s: Idle while a transfer runs that it waits for.
-        idle_s: Idle for another reason: the bubble of the pipeline.
+        idle_s: Idle for another reason. Together they are the bubble of the pipeline.
     """
 
     dense_s: float
     others_s: float
+    others: tuple[OtherOperators, ...]
     collectives: dict[tuple[str, tuple[str, ...]], tuple[int, int, float]]
     transfers_s: float
     idle_s: float
@@ -102,8 +107,10 @@ def mesh_seconds(plan: Plan, simulation: Simulation | None) -> list[MeshSeconds]
         before = mine.get((kind, axes), (0, 0, 0.0))
         mine[kind, axes] = (before[0] + count, before[1] + num_bytes, before[2] + seconds)
     dense_s = [0.0] * plan.num_meshes
+    others: list[list[OtherOperators]] = [[] for _ in range(plan.num_meshes)]
     for mesh, stage in zip(plan.mesh_of_stage, plan.stages, strict=True):
         dense_s[mesh] += sum(max(item.compute_s, item.memory_s) for item in stage.dense)
+        others[mesh] += stage.others
     timeline = None
     if simulation is not None and plan.schedule != ONE_PROGRAM:
         timeline = simulation.timeline
@@ -119,6 +126,7 @@ def mesh_seconds(plan: Plan, simulation: Simulation | None) -> list[MeshSeconds]
             MeshSeconds(
                 dense_s=dense_here_s,
                 others_s=computes_s - dense_here_s,
+                others=others_together(others[mesh])[:_MOST_OTHERS],
                 collectives=collectives,
                 transfers_s=waits_s,
                 idle_s=max(whole_s - busy_s - waits_s, 0.0),
@@ -132,7 +140,10 @@ def seconds_section(plan: Plan, simulation: Simulation | None) -> str:
     meshes = mesh_seconds(plan, simulation)
     used = {name for mesh in meshes for name, seconds in mesh.parts().items() if seconds > 0}
     keys = [(f"var(--{colour})", name) for name, colour in _COLOURS.items() if name in used]
-    says = "One predicted step, mesh by mesh." if len(meshes) > 1 else "One predicted step."
+    noun = "mesh" if simulation is None else simulation.of_timeline
+    says = f"One predicted step, {noun} by {noun}." if len(meshes) > 1 else "One predicted step."
+    if any(mesh.idle_s or mesh.transfers_s for mesh in meshes):
+        says += " Where devices wait, for transfers or for other stages, is the bubble."
     if _OTHERS in used:
         says += (
             " Other operators are those that are no matrix products or convolutions: element-wise "
@@ -143,8 +154,8 @@ def seconds_section(plan: Plan, simulation: Simulation | None) -> str:
     return (
         f"<h2>Where the seconds go</h2><p>{says}</p>"
         + legend(keys)
-        + _bars(meshes)
-        + _table(meshes)
+        + _bars(meshes, noun)
+        + _table(meshes, noun)
     )
 
 
@@ -157,7 +168,7 @@ def busiest(meshes: Sequence[MeshSeconds]) -> MeshSeconds:
     return min(meshes, key=lambda mesh: mesh.idle_s + mesh.transfers_s)
 
 
-def _bars(meshes: list[MeshSeconds]) -> str:
+def _bars(meshes: list[MeshSeconds], noun: str) -> str:
     shown = meshes[:_MOST_BARS]
     whole_s = max(sum(mesh.parts().values()) for mesh in meshes) or 1.0
     left = _LEFT if len(meshes) > 1 else 0
@@ -166,7 +177,7 @@ def _bars(meshes: list[MeshSeconds]) -> str:
     for number, mesh in enumerate(shown):
         x, y = float(left), number * (_BAR + _GAP)
         if left:
-            parts.append(label(0, y + 13, f"mesh {number}"))
+            parts.append(label(0, y + 13, f"{noun} {number}"))
         seconds_of = mesh.parts()
         for name, colour in _COLOURS.items():
             seconds = seconds_of.get(name, 0.0)
@@ -180,7 +191,7 @@ def _bars(meshes: list[MeshSeconds]) -> str:
         label(left + tick * scale, foot, seconds_text(tick), "m") for tick in ticks(0.0, whole_s, 8)
     ]
     description = "; ".join(
-        f"mesh {number}: "
+        f"{noun} {number}: "
         + ", ".join(f"{name} {seconds_text(s)}" for name, s in mesh.parts().items() if s > 0)
         for number, mesh in enumerate(shown)
     )
@@ -188,11 +199,11 @@ def _bars(meshes: list[MeshSeconds]) -> str:
     more = len(meshes) - len(shown)
     return (
         picture("seconds", "Where the seconds of a step go", description, size, parts)
-        + (f"<p>And {more} more meshes.</p>" if more else "")
+        + (f"<p>And {more} more.</p>" if more else "")
     )  # fmt: skip
 
 
-def _table(meshes: list[MeshSeconds]) -> str:
+def _table(meshes: list[MeshSeconds], noun: str) -> str:
     """Return what the mesh does that works longest, dearest first."""
     mesh = busiest(meshes)
     longest = meshes.index(mesh)
@@ -204,9 +215,19 @@ def _table(meshes: list[MeshSeconds]) -> str:
     own = mesh.parts()
     rows += [(name, "", "", own[name]) for name in _NO_COLLECTIVES if name in own]
     rows = sorted((row for row in rows if row[3] > 0), key=lambda row: -row[3])
-    title = f"<p>Mesh {longest}, which works longest:</p>" if len(meshes) > 1 else ""
+    title = (
+        f"<p>{noun.capitalize()} {longest}, which is busy longest:</p>" if len(meshes) > 1 else ""
+    )
+    most = "; ".join(f"{item.where} {seconds_text(item.seconds)}" for item in mesh.others)
+    names = {_OTHERS: f"{_OTHERS}<small>most in {escaped(most)}</small>"} if most else {}
     cells = [
-        (escaped(what), count, num_bytes, seconds_text(seconds), f"{seconds / whole_s:.1%}")
+        (
+            names.get(what, escaped(what)),
+            count,
+            num_bytes,
+            seconds_text(seconds),
+            f"{seconds / whole_s:.1%}",
+        )
         for what, count, num_bytes, seconds in rows
     ]
     return title + html_table(("", "times", "bytes", "seconds", "of the step"), cells, "wrrrr")

@@ -15,11 +15,11 @@ from meshwise.units import bytes_text, seconds_text
 
 _TIMES = (
     "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "gathers",
-    "once", "works", "waits", "sends",
+    "once", "busy", "waits for transfers", "sends",
 )  # fmt: skip
 _MEMORY = (
-    "stage", "held", "each micro-batch", "in flight", "weights apart", "waiting", "temporary",
-    "peak", "simulated", "of",
+    "stage", "held", "each micro-batch", "in flight", "weights apart", "not yet read",
+    "temporary", "peak", "simulated", "of",
 )  # fmt: skip
 
 
@@ -30,13 +30,20 @@ def stage_table(plan: Plan, simulation: Simulation) -> str:
     return (
         "<h2>Stages</h2><p><em>Forward</em>, <em>backward</em> and <em>gathers</em> are seconds of "
         "one micro-batch; gathers put together what other stages send. <em>Once</em> is the "
-        "seconds of gradient synchronisation and update in a step. <em>Works</em> is the share of "
-        "the simulated step in which the stage computes, <em>waits</em> is how long it idles for "
-        "a transfer.</p>"
+        "seconds of gradient synchronisation and update in a step. <em>Busy</em> is the share of "
+        "the simulated step in which the devices compute or run collectives; what is left of it is "
+        "the bubble, and <em>waits for transfers</em> is a part of that. <em>Sends</em> are "
+        "activations of one micro-batch.</p>"
         + html_table(_TIMES, [_times(plan, simulation, k) for k in numbers], "rlllll" + "r" * 7)
-        + "<p>Bytes of one device. <em>Weights apart</em> is what waits for gradients of weights "
-        "that run later. <em>Simulated</em> is the peak in the simulated step, <em>of</em> the "
-        "memory of a device; both are of the whole mesh where stages share one.</p>"
+        + "<p>Bytes of one device. <em>Held</em> all the time are parameters, optimizer state and "
+        "gradients. <em>Each micro-batch</em> holds so much from its forward pass to its backward "
+        "pass, and so many are <em>in flight</em> when the mesh holds most; of stages that share a "
+        "mesh one may have none then. <em>Weights apart</em> is what waits for gradients of "
+        "weights that run later. <em>Not yet read</em> are values that came before the layer runs "
+        "that reads them, and rows of the batch. <em>Temporary</em> is needed on top while a "
+        "program runs. All that together is the <em>peak</em>. <em>Simulated</em> is the peak in "
+        "the simulated step, <em>of</em> the memory of a device; both are of the whole mesh where "
+        "stages share one.</p>"
         + html_table(_MEMORY, [_memory(plan, simulation, k, too_large) for k in numbers], "r" * 10)
     )
 

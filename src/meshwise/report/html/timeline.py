@@ -12,6 +12,7 @@ from meshwise.report.html.gantt import (
     axis,
     gantt,
     row_label,
+    row_name,
     stages_by_mesh,
 )
 from meshwise.report.html.markup import WIDTH, escaped, legend, num, picture, rect
@@ -58,7 +59,7 @@ def _measured(simulated: Timeline, timeline: Timeline) -> str:
         f"{seconds_text(simulated.step_time_s)}, bubble {simulated.bubble_share:.1%}. Each mesh "
         "waited for each of its instructions, so a step without a clock is faster.</p>"
         + _drawn("measured", timeline, end)
-        + "<table><thead><tr><th>mesh</th><th>works, simulated</th><th>measured</th>"
+        + "<table><thead><tr><th>mesh</th><th>busy, simulated</th><th>measured</th>"
         "<th>waits for transfers, simulated</th><th>measured</th></tr></thead>"
         f"<tbody>{rows}</tbody></table>"
     )
@@ -83,7 +84,7 @@ def _simulated(simulation: Simulation, measured_s: float) -> str:
     if moved:
         keys += [("var(--act)", "activations to the next stage"),
                  ("var(--grad)", "gradients to the one before")]  # fmt: skip
-    below = " Thin bars below a mesh are what it sends." if moved else ""
+    below = " Thin bars below a row are what it sends." if moved else ""
     if any(len(stages) > 1 for stages in stages_by_mesh(timeline)):
         below = f" A mesh runs several stages: tasks of its first one are darker.{below}"
     head = (
@@ -149,7 +150,8 @@ def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
     parts = axis(0.0, end, meshes * _ROW)
     for mesh in range(meshes):
         y = mesh * _ROW
-        parts += row_label(mesh, y, _BAR)
+        name_of_row = row_name(timeline, mesh)
+        parts += row_label(name_of_row, mesh, y, _BAR)
         parts.append(rect((LEFT, y, PLOT, _BAR), "idle"))
         shares = _shares([event for event in timeline.events if event.mesh == mesh], end, columns)
         base = [0.0] * columns
@@ -158,10 +160,12 @@ def _overview(timeline: Timeline, columns: int, name: str = "overview") -> str:
             parts.append(_band(base, top, y, kind))
             base = top
         busy = timeline.busy_s[mesh] / end if end else 0.0
-        tip = f"mesh {mesh} works {busy:.1%} of the time"
+        tip = f"{name_of_row} is busy {busy:.1%} of the time"
         parts.append(rect((LEFT, y, PLOT, _BAR), "none", tip))
     description = "; ".join(
-        f"mesh {mesh} works {timeline.busy_s[mesh] / end:.0%} of the time" if end else "nothing"
+        f"{row_name(timeline, mesh)} is busy {timeline.busy_s[mesh] / end:.0%} of the time"
+        if end
+        else "nothing"
         for mesh in range(meshes)
     )
     size = (WIDTH, meshes * _ROW + AXIS)

@@ -32,6 +32,9 @@ def _trust(plan: Plan) -> str:
         f"Seconds follow from what the description of the cluster says of {' and '.join(names)}, "
         "and of links: FLOP/s, bytes/s and latencies. `meshwise calibrate` measures them on "
         "devices that are there.",
+        "The memory that may be used of a GPU known by name is nine tenths of what its data sheet "
+        "says: the rest is left to the runtime, to NCCL and to gaps. A cluster file, "
+        "or a limit, says otherwise.",
         "Bytes of collectives are those of the program, exactly. Memory is a prediction; "
         + (
             f"{plan.verified[0].upper()}{plan.verified[1:]}."
