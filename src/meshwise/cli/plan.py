@@ -81,7 +81,11 @@ Examples:
 @click.option("--model", help=f"A model by name: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
 @click.option(
-    "--cluster", type=ClusterName(), required=True, help="As '8x p3.16xlarge', or a file."
+    "--cluster",
+    type=ClusterName(),
+    required=True,
+    help="Hosts by name, as '8x dgx-h100'; a TPU slice, as v5e-256; virtual CPU devices, as "
+    "'8 cpu'; or a file. What is not known is answered with the names that are.",
 )
 @batch_option
 @dtype_option
@@ -89,7 +93,8 @@ Examples:
 @click.option(
     "--layers",
     type=click.IntRange(1),
-    help="Into how many layers the model is cut; by default one for each block that repeats.",
+    help="Into how many layers the step is cut: runs of operators, which may be parts of a block "
+    "of the model. By default as many as suit what repeats.",
 )
 @click.option(
     "--microbatches",
