@@ -78,6 +78,7 @@ def test_unknown_host_is_named_with_the_known_ones():
         ("8x h100", "8 h100 are '1x dgx-h100'; known:"),
         ("64x H100", "64 H100 are '8x dgx-h100'; known:"),
         ("16x a100", "16 a100 are '2x p4d.24xlarge' or '2x dgx-a100'; known:"),
+        ("8x v100", "8 v100 are '1x p3.16xlarge' or '2x p3.8xlarge' or '8x p3.2xlarge'; known:"),
         ("6x h100", "take '1x dgx-h100' (with 8); known:"),
     ],
 )

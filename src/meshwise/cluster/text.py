@@ -42,7 +42,8 @@ def catalog_host(name: str, where: str = "", count: int = 1) -> HostSpec:
 
 def _with_devices(name: str, count: int) -> str:
     """Return which hosts have so many devices of a name, if it is the name of a device."""
-    hosts = [host for host in HOSTS.values() if name.lower() in host.device.name.lower()]
+    found = [host for host in HOSTS.values() if name.lower() in host.device.name.lower()]
+    hosts = sorted(found, key=lambda host: -host.num_devices)
     whole = [host for host in hosts if count % host.num_devices == 0]
     if whole:
         told = " or ".join(f"'{count // host.num_devices}x {host.name}'" for host in whole)
