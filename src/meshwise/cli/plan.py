@@ -17,6 +17,7 @@ from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
     ClusterName,
+    IntOrAuto,
     batch_option,
     config_option,
     dtype_option,
@@ -100,8 +101,8 @@ Examples:
     "--microbatches",
     "counts",
     multiple=True,
-    type=click.IntRange(1),
-    help="A number of micro-batches to try; may be repeated. Powers of two by default.",
+    type=IntOrAuto(),
+    help="A number of micro-batches to try; may be repeated. auto, the default: powers of two.",
 )
 @click.option(
     "--stages", type=click.IntRange(1), help="Number of stages; by default the fastest of all."
@@ -200,7 +201,7 @@ def plan(
     dtype: str,
     changes: tuple[str, ...],
     layers: int | None,
-    counts: tuple[int, ...],
+    counts: tuple[int | str, ...],
     stages: int | None,
     schedules: tuple[str, ...],
     transfers: str,
@@ -245,7 +246,7 @@ def plan(
     request = PipelineRequest(
         cluster=cluster,
         num_layers=layers,
-        num_microbatches=counts or None,
+        num_microbatches=tuple(n for n in counts if isinstance(n, int)) or None,
         num_stages=stages,
         schedules=tuple(dict.fromkeys(s for name in schedules for s in named(name))) or SEARCHED,
         transfers=transfers,
