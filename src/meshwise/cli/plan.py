@@ -94,8 +94,8 @@ Examples:
 @click.option(
     "--layers",
     type=click.IntRange(1),
-    help="Into how many layers the step is cut: runs of operators, which may be parts of a block "
-    "of the model. By default as many as suit what repeats.",
+    help="Into how many layers the model is cut; by default as many as repeat: one or more for "
+    "each block of the model.",
 )
 @click.option(
     "--microbatches",
