@@ -12,7 +12,7 @@ from pathlib import Path
 from evaluation.hosts.job import run_on_hosts
 from evaluation.hosts.stream import plain_stream
 from evaluation.hosts.testbed import Testbed
-from meshwise.cluster.cpu import cpu_host
+from meshwise.cluster.cpu_host import cpu_host
 from meshwise.cluster.description.toml_text import cluster_toml
 from meshwise.cluster.host import HostGroup, Link
 

@@ -11,7 +11,7 @@ import pytest
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.errors import PlanWarning
+from meshwise.errors import CallError, PlanWarning
 
 LAYERS, WIDTH = 4, 64
 pytestmark = pytest.mark.filterwarnings("ignore:.*run whole on every device")
@@ -109,3 +109,16 @@ def test_other_state_has_a_plan_of_its_own() -> None:
     step(weights(), batch(8))
     fewer = dict(list(weights().items())[:2])
     assert not any("lie elsewhere" in text for text in step.plan(fewer, batch(512)).warnings)
+
+
+@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2)])
+def test_a_call_with_shapes_is_told_of_plan(method: Any) -> None:
+    step = mw.parallelize(
+        step_of(unrolled), method=method, cluster=cpu_cluster(2), num_microbatches=2
+    )
+    shape = jax.ShapeDtypeStruct((8, WIDTH), "float32")
+    params = weights()
+    for _ in range(2):
+        with pytest.raises(CallError, match=r"has a jax.ShapeDtypeStruct; step.plan\(...\) takes"):
+            step(params, shape)
+        params, _ = step(params, np.ones((8, WIDTH), np.float32))

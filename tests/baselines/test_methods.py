@@ -118,6 +118,26 @@ def test_megatron_keeps_logits_split_along_the_vocabulary():
     assert all(item.num_bytes < logits_bytes for item in plan.collectives)
 
 
+@pytest.mark.parametrize(("heads", "is_told"), [(2, True), (4, False)])
+def test_megatron_says_which_heads_its_tensor_axis_does_not_divide(heads: int, is_told: bool):
+    def train_step(weights: Any, x: Any) -> Any:
+        def loss_fn(w: Any) -> Any:
+            q, k, v = jnp.einsum("btd,ndhe->nbthe", x, w)
+            scores = jax.nn.softmax(jnp.einsum("bthe,bshe->bhts", q, k))
+            return jnp.mean(jnp.einsum("bhts,bshe->bthe", scores, v) ** 2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        return weights - grads, loss
+
+    weights = jax.ShapeDtypeStruct((3, 16, heads, 8), "float32")
+    rows = jax.ShapeDtypeStruct((4, 8, 16), "float32")
+    cluster = cpu_cluster(4)
+    plan = mw.parallelize(train_step, method=mw.Megatron(1, 4), cluster=cluster).plan(weights, rows)
+    told = [warning for warning in plan.warnings if "tp=4 divides no dim of" in warning]
+    assert bool(told) is is_told
+    assert all("has 2 there; take a tp that divides 2" in warning for warning in told)
+
+
 def test_an_unknown_method_is_named():
     graph, batch = problem()
     with pytest.raises(PlanError, match="no method 'Zero9'"):

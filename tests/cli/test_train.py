@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+from rich.table import Table
 
 from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
-from meshwise.cli.train_view import TrainView
+from meshwise.cli.train_view import TrainView, layout_table
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import PlanError
+from meshwise.errors import InfeasibleError, PlanError
 from meshwise.simulate.trace import chrome_trace
 from meshwise.train.options import TrainOptions
 from meshwise.train.sample import Sample
@@ -47,7 +55,7 @@ def test_a_run_shows_plan_losses_and_summary(run: Any) -> None:
     assert result.exit_code == 0, result.output
     parts = (
         "state on one device", "plan, found in", "Pretended()", "held-out loss", "saved ",
-        "done after 4 steps", "predicted against actual", "checkpoint: ",
+        "done after 4 steps", "predicted against measured", "checkpoint: ",
     )  # fmt: skip
     for part in parts:
         assert part in result.output
@@ -57,7 +65,7 @@ def test_a_measured_step_is_written_as_a_trace(run: Any, tmp_path: Path) -> None
     path = tmp_path / "step.json"
     result = run("--stages", "1", "--trace", str(path))
     assert result.exit_code == 0, result.output
-    assert "step      3  measured mesh by mesh: 500 ms, bubble 25.0%" in result.output
+    assert "step      3  measured mesh by mesh: 500 ms" in result.output
     assert path.read_text() == chrome_trace(TIMELINE)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [stage["actual_busy_s"] for stage in summary["stages"]] == [0.375]
@@ -447,3 +455,47 @@ def test_every_command_has_help(name: str) -> None:
 
 def test_no_such_command() -> None:
     assert CliRunner().invoke(main, ["fly"]).exit_code == 2
+
+
+def test_arrays_of_stages_are_shown_at_the_stages_that_hold_them() -> None:
+    first, second = jax.devices()[:2]
+    both = Mesh(np.array([[first], [second]]), ("stages", "x"))
+    state = {
+        "embed": jax.device_put(np.zeros(4), first),
+        "head": jax.device_put(np.zeros(4), second),
+        "stack": jax.device_put(np.zeros((2, 4)), NamedSharding(both, P("stages"))),
+    }
+    (stage,) = PLAN.stages
+    stages = (stage, replace(stage, first_device=1))
+    shown = _shown(layout_table(state, replace(PLAN, stages=stages)))
+    assert "state on 2 stages (" in shown
+    assert "\u2502 embed \u2502 4 \u2502 0 \u2502" in shown
+    assert "\u2502 head \u2502 4 \u2502 1 \u2502" in shown
+    assert "\u2502 stack \u2502 2 x 4 \u2502 0, 1 \u2502 1 \u2502 stages - \u2502" in shown
+    shared = _shown(layout_table(state, replace(PLAN, stages=(*stages, *stages))))
+    assert "state on 4 stages, mesh 0: stages 0, 2; mesh 1: stages 1, 3 (" in shared
+    assert "\u2502 head \u2502 4 \u2502 1 \u2502" in shared
+
+
+def _shown(table: Table) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table)
+    return " ".join(console.export_text().split())
+
+
+def test_a_refusal_names_options_of_the_command(run: Any) -> None:
+    class Refused(JitStep):
+        def plan(self, state: Any, batch: Any) -> Any:
+            raise InfeasibleError("num_microbatches='auto', or raise memory_bytes (memory_bytes=7)")
+
+    result = run(step=Refused)
+    assert result.exit_code == 1
+    assert "Error: --microbatches auto, or raise --memory (--memory 7)" in result.output
+
+
+def test_seconds_of_a_call_are_told_by_part(run: Any, tmp_path: Path) -> None:
+    assert " s in this call: " in run().output
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    parts = [summary[f"{name}_s"] for name in ("plan", "init", "steps", "checkpoints")]
+    assert all(part > 0 for part in parts)
+    assert sum(parts) <= summary["wall_s"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
@@ -69,6 +70,32 @@ def test_text_that_names_no_cluster_is_refused(text):
 def test_unknown_host_is_named_with_the_known_ones():
     with pytest.raises(ClusterError, match=r"no host 'p9.huge' in the catalog; known: p3.2xlarge"):
         ClusterSpec.virtual("2x p9.huge")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("8x h100", "8 h100 are '1x dgx-h100'; known:"),
+        ("64x H100", "64 H100 are '8x dgx-h100'; known:"),
+        ("16x a100", "16 a100 are '2x p4d.24xlarge' or '2x dgx-a100'; known:"),
+        ("8x v100", "8 v100 are '1x p3.16xlarge' or '2x p3.8xlarge' or '8x p3.2xlarge'; known:"),
+        ("6x h100", "take '1x dgx-h100' (with 8); known:"),
+    ],
+)
+def test_who_asks_for_devices_is_told_of_hosts_that_have_them(text: str, told: str):
+    with pytest.raises(ClusterError, match=re.escape(told)):
+        ClusterSpec.virtual(text)
+
+
+@pytest.mark.parametrize("text", ["8 cpu", "8x CPU", " 8 virtual CPU devices "])
+def test_virtual_devices_have_a_name(text: str):
+    assert ClusterSpec.virtual(text) == cpu_cluster(8)
+    assert ClusterSpec.virtual(cpu_cluster(8).name) == cpu_cluster(8)
+
+
+def test_no_virtual_devices_are_refused():
+    with pytest.raises(ClusterError, match="at least one virtual CPU device, got 0"):
+        ClusterSpec.virtual("0 cpu")
 
 
 def test_axis_inside_a_host_uses_the_link_and_across_hosts_the_shared_nic():

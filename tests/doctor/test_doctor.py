@@ -67,15 +67,17 @@ def test_packages_are_missing_old_or_right():
 
     requirements = (
         "jax<0.12,>=0.10.2", "numpy>=2.0", "rich>=13.7", 'ray>=2.40; extra == "ray"',
-        'pytest>=8; extra == "dev"', 'jax[cuda12]>=0.10.2; extra == "gpu"',
+        'optax>=0.2.6; extra == "train"', 'pytest>=8; extra == "dev"',
+        'jax[cuda12]>=0.10.2; extra == "gpu"',
     )  # fmt: skip
     found = {finding.what: finding for finding in check_packages(requirements, version_of)}
     assert {name: finding.status for name, finding in found.items()} == {
-        "jax": "broken", "numpy": "ok", "rich": "broken", "ray": "note",
+        "jax": "broken", "numpy": "ok", "rich": "broken", "ray": "note", "optax": "note",
     }  # fmt: skip
     assert found["jax"].remedy == 'pip install "jax<0.12,>=0.10.2"'
     assert found["rich"].found == "not installed"
     assert 'pip install "meshwise[ray]"' in found["ray"].remedy
+    assert 'pip install "meshwise[train]"' in found["optax"].remedy
     there["ray"] = "2.0"
     (old,) = check_packages(requirements[3:4], version_of)
     assert (old.status, old.found) == ("note", "2.0, but >=2.40 is needed; optional")

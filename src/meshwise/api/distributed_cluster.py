@@ -13,7 +13,7 @@ from itertools import groupby
 import jax
 
 from meshwise.api.local_cluster import accelerator_host, local_cluster
-from meshwise.cluster.cpu import cpu_host
+from meshwise.cluster.cpu_host import cpu_host
 from meshwise.cluster.host import HostGroup, HostSpec
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError

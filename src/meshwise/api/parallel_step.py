@@ -43,6 +43,7 @@ from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
 from meshwise.api.users_mesh import on_users_mesh
 from meshwise.errors import (
+    CallError,
     NotFiniteError,
     PlanError,
     PlanWarning,
@@ -228,6 +229,11 @@ class ParallelStep(PlannedStep):
                 f"{self._options.name} is made by parallelize and compiled already, so jax.jit, "
                 "jax.grad, jax.vmap and jax.lax.scan cannot go through it; call it with arrays, "
                 "and put what is around it into the step itself"
+            )
+        if any(type(leaf) is jax.ShapeDtypeStruct for leaf in leaves):
+            raise CallError(
+                f"{self._options.name} runs, so it takes arrays, and this call has a "
+                f"jax.ShapeDtypeStruct; {self._options.name}.plan(...) takes shapes"
             )
         key = self._key(binding, call)
         self._compare(key, binding, call)

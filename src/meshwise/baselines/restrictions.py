@@ -7,7 +7,7 @@ that a method gets the best plan of its kind, and `IntraOp` searches a space tha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo, batch_loops
 from meshwise.baselines.weights import tensor_loops
@@ -172,6 +172,30 @@ def _tensor_parallel(
             choices.append(fit if must else fit | _NOT_SPLIT)
         allowed[path] = tuple(choices)
     return allowed
+
+
+def undivided_products(
+    graph: Graph, mesh: LogicalMesh, batch_dims: Mapping[int, int]
+) -> dict[OperatorPath, tuple[int, ...]]:
+    """Return the products that Megatron's tensor axis cannot split, as none of their dims divides.
+
+    Args:
+        graph: The graph.
+        mesh: Its axis 1 is the tensor axis.
+        batch_dims: Positions among the graph's inputs -> the batch dim.
+
+    Returns:
+        For each of them the sizes of the dims of weights or heads, of which none divides.
+    """
+    rows_of, size = batch_loops(graph, batch_dims), mesh.sizes[1]
+    found: dict[OperatorPath, tuple[int, ...]] = {}
+    for path, op in operator_paths(graph):
+        if op.heavy and not op.bodies and path in rows_of:
+            loops = tensor_loops(op, rows_of[path])
+            sizes = tuple(op.rule.loops[x].size for x in sorted(loops))
+            if sizes and all(n % size for n in sizes):
+                found[path] = sizes
+    return found
 
 
 def heuristic(graph: Graph, mesh: LogicalMesh, info: InputInfo) -> Restriction:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from meshwise.cli.clock import process_start
+from meshwise.cli.option_names import with_options
 from meshwise.errors import MeshwiseError
 from meshwise.system.collector import collection_paused
 
@@ -28,6 +29,8 @@ COMMANDS = (
     "doctor",
 )
 
+# Those that have options for arguments of `mw.parallelize`.
+WITH_OPTIONS = ("train", "plan")
 
 # What `pip install 'meshwise[train]'` brings, by the name under which it is imported.
 TRAIN_EXTRA = ("flax", "optax", "orbax")
@@ -50,7 +53,9 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except MeshwiseError as error:
-            raise click.ClickException(str(error)) from error
+            has_options = ctx.invoked_subcommand in WITH_OPTIONS
+            text = with_options(str(error)) if has_options else str(error)
+            raise click.ClickException(text) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, in the order of `COMMANDS`."""

@@ -124,7 +124,7 @@ class MethodName(click.ParamType[str]):
 
 
 class ClusterName(click.ParamType[ClusterSpec]):
-    """A `.toml` file, a `.json` profile, or hosts by name as `8x p3.16xlarge`."""
+    """A `.toml` file, a `.json` profile, or a line as `8x p3.16xlarge` or `8 cpu`."""
 
     name = "cluster"
 

@@ -17,6 +17,7 @@ from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
     ClusterName,
+    IntOrAuto,
     batch_option,
     config_option,
     dtype_option,
@@ -81,7 +82,11 @@ Examples:
 @click.option("--model", help=f"A model by name: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
 @click.option(
-    "--cluster", type=ClusterName(), required=True, help="As '8x p3.16xlarge', or a file."
+    "--cluster",
+    type=ClusterName(),
+    required=True,
+    help="Hosts by name, as '8x dgx-h100'; a TPU slice, as v5e-256; virtual CPU devices, as "
+    "'8 cpu'; or a file. What is not known is answered with the names that are.",
 )
 @batch_option
 @dtype_option
@@ -96,8 +101,8 @@ Examples:
     "--microbatches",
     "counts",
     multiple=True,
-    type=click.IntRange(1),
-    help="A number of micro-batches to try; may be repeated. Powers of two by default.",
+    type=IntOrAuto(),
+    help="A number of micro-batches to try; may be repeated. auto, the default: powers of two.",
 )
 @click.option(
     "--stages",
@@ -199,7 +204,7 @@ def plan(
     dtype: str,
     changes: tuple[str, ...],
     layers: int | None,
-    counts: tuple[int, ...],
+    counts: tuple[int | str, ...],
     stages: int | None,
     schedules: tuple[str, ...],
     transfers: str,
@@ -244,7 +249,7 @@ def plan(
     request = PipelineRequest(
         cluster=cluster,
         num_layers=layers,
-        num_microbatches=counts or None,
+        num_microbatches=tuple(n for n in counts if isinstance(n, int)) or None,
         num_stages=stages,
         schedules=tuple(dict.fromkeys(s for name in schedules for s in named(name))) or SEARCHED,
         transfers=transfers,

@@ -218,8 +218,9 @@ def _option(*names: str, **settings: Any) -> Any:
     "trace_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Time the third step of this call mesh by mesh, and write it for Chrome or Perfetto. It "
-    "is slower: each mesh waits for each instruction. Only with --stages.",
+    help="Time the third step of this call mesh by mesh, and write it for Chrome or Perfetto: from "
+    "the first instruction to the last, without what moves arguments and results. That call as a "
+    "whole is slower: each mesh waits for each instruction. Only with --stages.",
 )
 @_option(
     "--html",
@@ -261,7 +262,7 @@ def train(  # The options above say what the arguments are.
     """Train a GPT or a Llama on bytes, or a step of your own, through a plan that Meshwise finds.
 
     Shows the plan, the loss, the loss on held-out files, and at the end what the plan predicted
-    against what happened, and a text that the model wrote.
+    against what was measured, and a text that the model wrote.
     """
     files = {"--trace": trace_file, "--html": html_file}
     folder = out or _folder_of(settings["step"])

@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from meshwise.cli.option_names import with_options
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
 from meshwise.plan.counts.collectives import collective_sums
@@ -45,6 +46,15 @@ from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # The number of a layer in a name, as in "params/block_3/up".
 _NUMBER = re.compile(r"(?<=[_/])\d+(?=/)")
+
+
+# What the closing table compares with.
+MEASURED = (
+    "time: the median of whole calls of the step, from its arguments to its loss; "
+    "memory and bytes: read from the compiled programs"
+)
+# Shorter parts of a call are not told.
+_LEAST_S = 0.05
 
 
 class TrainView:
@@ -152,7 +162,7 @@ class TrainView:
         self._plan = plan
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
-        self._console.print(layout_table(state))
+        self._console.print(layout_table(state, plan))
         is_one = plan.schedule == ONE_PROGRAM
         assert self._options is not None
         limit = self._options.memory_bytes
@@ -160,7 +170,7 @@ class TrainView:
             plan_table(plan, plan_s, limit) if is_one else pipeline_table(plan, plan_s)
         )
         for warning in plan.warnings:
-            self._console.print(f"[yellow]warning:[/] {warning}")
+            self._warn(with_options(warning))
         if is_one and self._html_file is not None:
             self._write(self._html_file, plan_page(plan))
         self.note("compiling the step for the devices")
@@ -177,7 +187,7 @@ class TrainView:
         rate = self._training.rate_text(step_s)
         if self._task is None:
             ready_s = time.perf_counter() - self._planned_at
-            self.note(f"the first step is done, {seconds_text(ready_s)} after the plan")
+            self.note(f"the first step is done, {seconds_text(ready_s)} later")
             self._progress.start()
             self._task = self._progress.add_task(
                 "", total=self._options.steps, completed=step, loss=loss, rate=rate
@@ -194,8 +204,8 @@ class TrainView:
         """Write the files that were asked for."""
         self._is_measured = True
         self.note(
-            f"step {step:>6}  measured mesh by mesh: {seconds_text(timeline.step_time_s)}, bubble "
-            f"{timeline.bubble_share:.1%}"
+            f"step {step:>6}  measured mesh by mesh: {seconds_text(timeline.step_time_s)} from the "
+            f"first instruction to the last, bubble {timeline.bubble_share:.1%}"
         )
         if self._trace_file is not None:
             self._write(self._trace_file, chrome_trace(timeline))
@@ -230,18 +240,18 @@ class TrainView:
         self._console.print("[yellow]warning:[/]", Text(text), soft_wrap=True)
 
     def on_end(self, summary: TrainSummary) -> None:
-        """The closing summary: how it went, and predicted against actual."""
+        """The closing summary: how it went, and predicted against measured."""
         self._progress.stop()
         assert self._options is not None
         assert self._training is not None
         state = "done" if summary.is_complete else "stopped"
         heldout = summary.heldout_loss
         self._console.print(
-            f"[bold]{state}[/] after {counted(summary.steps_done, 'step')}, {summary.wall_s:.0f} "
-            f"s in this call: {_losses(summary)}"
+            f"[bold]{state}[/] after {counted(summary.steps_done, 'step')}: {_losses(summary)}"
             f"{'' if heldout is None else f', held-out {heldout:.3f}'}; "
             f"{self._training.rate_text(summary.median_step_s)}"
         )
+        self._console.print(_seconds(summary))
         has_stages = self._options.stages is not None
         files = (self._trace_file, self._html_file)
         unwritten = [str(x) for x in files if x is not None]
@@ -249,9 +259,12 @@ class TrainView:
             self.note(
                 f"no step was measured: the run ended before; not written: {', '.join(unwritten)}"
             )
-        table = Table(title="predicted against actual, a step", title_justify="left")
+        table = Table(
+            title="predicted against measured, a step", title_justify="left", caption=MEASURED
+        )
+        table.caption_justify = "left"
         table.add_column("")
-        for name in ("predicted", "actual", "ratio"):
+        for name in ("predicted", "measured", "ratio"):
             table.add_column(name, justify="right")
         if summary.median_step_s:
             what = "time, clocked mesh by mesh" if summary.is_median_measured else "time"
@@ -291,38 +304,44 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text)
 
 
-def layout_table(state: PyTree) -> Table:
+def layout_table(state: PyTree, plan: Plan) -> Table:
     """Return how the state lies on the devices; equal layers share a row.
 
     Args:
         state: A `TrainState`, whose parameters and optimizer state are told apart; or any other.
+        plan: Whose stages hold it.
     """
     params, opt_state = state, None
-    columns = ("array", "shape", "times", "it is")
+    columns = ["array", "shape", "times", "it is"]
     if isinstance(state, TrainState):
         params, opt_state = state.params, state.opt_state
-        columns = ("parameter", "shape", "times", "parameter is", "its moments are")
+        columns = ["parameter", "shape", "times", "parameter is", "its moments are"]
     moments: dict[str, list[str]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         # Optax keeps a tree like that of the parameters below each moment.
         for depth in range(len(path)):
             moments.setdefault(_name(path[depth:]), []).append(_layout(leaf))
     rows: dict[tuple[str, ...], int] = {}
-    meshes = list(dict.fromkeys(map(_devices, jax.tree.leaves(params))))
+    has_stages = len(plan.stages) > 1
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = _name(path)
-        kept = ", ".join(dict.fromkeys(moments.get(name, [])))
-        where = f" @ mesh {sorted(meshes).index(_devices(leaf))}" if len(meshes) > 1 else ""
+        kept = (", ".join(dict.fromkeys(moments.get(name, []))),) if opt_state is not None else ()
+        where = (_holders(leaf, plan),) if has_stages else ()
         shape = " x ".join(map(str, leaf.shape)) or "scalar"
-        row = (_NUMBER.sub("*", name), shape, _layout(leaf) + where, kept)
+        row = (_NUMBER.sub("*", name), shape, *where, _layout(leaf), *kept)
         rows[row] = rows.get(row, 0) + 1
-    mesh = f"{len(meshes)} meshes" if len(meshes) > 1 else _mesh(jax.tree.leaves(params)[0])
-    title = f"state on {mesh} (an axis stands for a dim that is split over it)"
-    table = Table(title=title, title_justify="left")
+    mesh = _mesh(jax.tree.leaves(params)[0])
+    told = "an axis stands for a dim that is split over it"
+    if has_stages:
+        mesh = _stages_title(plan)
+        told += "; `stages`: over the stages that hold it"
+        columns.insert(2, "stage" if _is_one_to_one(plan) else "mesh")
+    table = Table(title=f"state on {mesh} ({told})", title_justify="left")
     for column in columns:
         table.add_column(column)
-    for (name, shape, layout, kept), times in rows.items():
-        table.add_row(*(name, shape, str(times), layout, kept)[: len(columns)])
+    times = columns.index("times")
+    for row, count in rows.items():
+        table.add_row(*row[:times], str(count), *row[times:])
     return table
 
 
@@ -382,8 +401,44 @@ def pipeline_table(plan: Plan, plan_s: float) -> Table:
     return table
 
 
-def _devices(leaf: jax.Array) -> tuple[int, ...]:
-    return tuple(sorted(device.id for device in leaf.sharding.device_set))
+def _is_one_to_one(plan: Plan) -> bool:
+    """Return whether each stage has a mesh of its own."""
+    return plan.num_meshes == len(plan.stages)
+
+
+def _stages_title(plan: Plan) -> str:
+    """Return how many stages there are, and which of them share a mesh."""
+    text = counted(len(plan.stages), "stage")
+    if _is_one_to_one(plan):
+        return text
+    stages: dict[int, list[int]] = {}
+    for stage, mesh in enumerate(plan.mesh_of_stage):
+        stages.setdefault(mesh, []).append(stage)
+    shared = "; ".join(f"mesh {m}: stages {_numbers(found)}" for m, found in stages.items())
+    return f"{text}, {shared}"
+
+
+def _holders(leaf: jax.Array, plan: Plan) -> str:
+    """Return the numbers of the meshes that hold an array: of their stages, if these are one each.
+
+    Devices of a plan are numbered as JAX lists them.
+    """
+    numbers = {device: number for number, device in enumerate(jax.devices())}
+    mine = {numbers[device] for device in leaf.sharding.device_set}
+    found = {
+        mesh
+        for mesh, stage in zip(plan.mesh_of_stage, plan.stages, strict=True)
+        if not mine.isdisjoint(range(stage.first_device, stage.first_device + stage.num_devices))
+    }
+    return _numbers(sorted(found))
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Return numbers in their order, a run of more than two as `0-3`."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) > 2 and last - first == len(numbers) - 1:
+        return f"{first}-{last}"
+    return ", ".join(map(str, numbers))
 
 
 def _name(path: tuple[object, ...]) -> str:
@@ -405,6 +460,19 @@ def _layout(leaf: jax.Array) -> str:
         axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
         words.append("*".join(map(str, axes)) or "-")
     return " ".join(words) if any(word != "-" for word in words) else "whole"
+
+
+def _seconds(summary: TrainSummary) -> str:
+    """Return where the seconds of the call went, the largest parts by name."""
+    parts = {
+        "plan": summary.plan_s,
+        "first state": summary.init_s,
+        "steps with compiling": summary.steps_s,
+        "checkpoints": summary.checkpoints_s,
+    }
+    parts["other"] = summary.wall_s - sum(parts.values())
+    told = ", ".join(f"{name} {s:.1f} s" for name, s in parts.items() if s >= _LEAST_S)
+    return f"{summary.wall_s:.1f} s in this call{f': {told}' if told else ''}"
 
 
 def _losses(summary: TrainSummary) -> str:

@@ -93,7 +93,8 @@ class ClusterSpec:
     def virtual(cls, text: str) -> ClusterSpec:
         """Return a cluster of catalog hosts, which need not be there, see `cluster.text`.
 
-        `8x p3.16xlarge`, `4x p3.16xlarge + 4x dgx-a100`, or a TPU slice, `v5e-256`.
+        `8x p3.16xlarge`, `4x p3.16xlarge + 4x dgx-a100`, a TPU slice, `v5e-256`, or virtual CPU
+        devices of one host, `8 cpu`.
 
         Raises:
             ClusterError: the text is not understood or the host is not in the catalog.

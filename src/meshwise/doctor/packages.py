@@ -13,7 +13,7 @@ from meshwise.doctor.finding import Finding
 
 _OLDEST_PYTHON = (3, 11)
 # What an extra is for.
-_EXTRAS = {"ray": "several hosts"}
+_EXTRAS = {"train": "`meshwise train` and models by name", "ray": "several hosts"}
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?P<bounds>[^;]*)"
     r"(?:;.*?extra == ['\"](?P<extra>[\w-]+)['\"])?"

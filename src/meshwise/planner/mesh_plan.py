@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshwise.baselines.restrictions import operator_paths, undivided_products
 from meshwise.baselines.search import MeshPlace
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
@@ -117,6 +118,7 @@ def finished_plan(
             *_warnings(step, result, work, mesh, method),
             *_collective_warnings(work, mesh, seconds),
             *_batch_warnings(step, decision, mesh, request.method),
+            *_tensor_warnings(step, mesh, request.method),
         ),
     )
 
@@ -209,6 +211,23 @@ def _batch_warnings(
     yield (
         f"every device holds all {counted(rows, 'row')} of the batch: they cannot be divided by "
         f"{counted(devices, 'device')}; a multiple of {devices} rows can be split"
+    )
+
+
+def _tensor_warnings(step: TracedStep, mesh: LogicalMesh, method: Method) -> Iterator[str]:
+    """Yield that Megatron's tensor axis cannot split products, where sizes are the reason."""
+    if not isinstance(method, Megatron) or len(mesh.sizes) != 2 or mesh.sizes[1] == 1:
+        return
+    found = undivided_products(step.graph, mesh, step.batch_dims)
+    if not found:
+        return
+    path, sizes = next(iter(found.items()))
+    op = dict(operator_paths(step.graph))[path]
+    told = ", ".join(map(str, sorted(set(sizes))))
+    yield (
+        f"tp={mesh.sizes[1]} divides no dim of weights or heads of {counted(len(found), 'product')}"
+        f", which every device computes whole: {op.kind} at {op.where} has {told} there; take a tp "
+        f"that divides {max(sizes)}"
     )
 
 

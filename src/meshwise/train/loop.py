@@ -9,8 +9,8 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -129,6 +129,7 @@ class _Run:
             mesh.
         timeline: What each mesh did in the step that was measured.
         measured_s: Seconds of that step.
+        checkpoints_s: Seconds in which the run restored or saved its state, or waited for that.
         saving: The step of the checkpoint that is being written; None if none is.
         unsaved: Why the checkpoint that was begun last is not there; None if it is.
     """
@@ -146,6 +147,7 @@ class _Run:
     step_times_s: list[float] = field(default_factory=list[float])
     timeline: Timeline | None = None
     measured_s: float | None = None
+    checkpoints_s: float = 0.0
     saving: int | None = None
     unsaved: str | None = None
 
@@ -154,10 +156,19 @@ class _Run:
         """Median time of the steps without a clock, or else of the one with it; 0 without any."""
         return statistics.median(self.step_times_s or [self.measured_s or 0.0])
 
+    @contextmanager
+    def _checkpoint_clock(self) -> Generator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.checkpoints_s += time.perf_counter() - began
+
     def resume(self) -> None:
         """Take the state of the newest checkpoint, if there is one."""
         if self.checkpoints.newest_step is not None:
-            self.state, history = self.checkpoints.restore(self.state, self.listener.on_damaged)
+            with self._checkpoint_clock():
+                self.state, history = self.checkpoints.restore(self.state, self.listener.on_damaged)
             self.losses, self.heldout = list(history.losses), list(history.heldout)
             done = len(self.losses)
             self.step.saved(self.checkpoints.path(done))
@@ -184,8 +195,10 @@ class _Run:
             if look is not None and (done % options.eval_every == 0 or is_last):
                 self._look_and_tell(look, done)
             if done % options.save_every == 0 or is_last or stopped:
-                self._save(done)
-        self._tell_when_saved(wait=True)
+                with self._checkpoint_clock():
+                    self._save(done)
+        with self._checkpoint_clock():
+            self._tell_when_saved(wait=True)
 
     def _one_step(self, done: int, *, is_measured: bool) -> None:
         batch = self.training.batch(done)
@@ -315,6 +328,7 @@ def run_training(
     plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
     state = step.init(training.create, training.seed, training.shapes[1])
+    init_s = time.perf_counter() - started - plan_s
     listener.on_plan(plan, state, plan_s)
 
     folder = options.out / CHECKPOINT_FOLDER
@@ -352,6 +366,9 @@ def run_training(
         first_step=first_step,
         checkpoint="" if newest is None else str(folder / str(newest)),
         plan_s=plan_s,
+        init_s=init_s,
+        steps_s=sum(run.step_times_s, run.measured_s or 0.0),
+        checkpoints_s=run.checkpoints_s,
         wall_s=time.perf_counter() - started,
     )
     listener.on_end(summary)

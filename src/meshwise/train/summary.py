@@ -87,6 +87,9 @@ class TrainSummary:
     hosts: tuple[HostStats, ...] = ()
     checkpoint: str = ""
     plan_s: float = 0.0
+    init_s: float = 0.0
+    steps_s: float = 0.0
+    checkpoints_s: float = 0.0
     wall_s: float = 0.0
 
     def to_json(self) -> str:

@@ -194,6 +194,8 @@ class PipelineExecutable:
     def _check_shapes(self, leaves: Sequence[Array]) -> None:
         """Rows are cut into micro-batches and stacks taken apart before any program sees them."""
         for leaf, aval, name in zip(leaves, self.in_avals, self.names, strict=True):
+            if type(leaf) is jax.ShapeDtypeStruct:
+                raise TypeError(f"argument {name} is a shape without an array")
             found = abstract(leaf, name)
             if (found.shape, found.dtype) != (aval.shape, aval.dtype):
                 raise TypeError(
