@@ -30,9 +30,13 @@ class TooLargeError(InfeasibleError):
     counts: str | None
 
 
-def no_choice() -> InfeasibleError:
-    """The error where restrictions leave no plan, whatever the memory."""
-    return InfeasibleError(
+class AnyMemoryError(InfeasibleError):
+    """There is no plan, whatever the memory: what holds less need not be looked for."""
+
+
+def no_choice() -> AnyMemoryError:
+    """The error where restrictions leave no plan."""
+    return AnyMemoryError(
         "no plan satisfies the pins and restrictions: loosen a pin, or allow more collectives"
     )
 
