@@ -185,7 +185,11 @@ def test_where_a_layout_does_not_fit_a_mesh_only_its_layer_has_no_plan() -> None
         ((("submesh.0", "1x2"), ("mesh.0", "2x2")), ("submesh.0=1x2", "mesh.0=2x2"), "num_micro"),
         ((("remat@1", "full"), ("remat", "none")), ("remat@1=full", "remat=none"), "num_micro"),
         # One alone.
-        ((("submesh.0", "1x3"), ("remat", "none")), ("there is no submesh 1x3", "1x1, 1x2, 1x4"), "remat"),
+        (
+            (("submesh.0", "1x3"), ("remat", "none")),
+            ("there is no submesh 1x3", "1x1, 1x2, 1x4"),
+            "remat",
+        ),
         ((("mesh", "8"),), ("mesh=8", "there is no submesh of 8 devices"), "num_micro"),
         ((("submesh.0", "1x2 on h200"),), ("on h200",), "num_micro"),
         ((("stages", 4),), ("stages=4", "3 layers"), "num_micro"),

@@ -281,12 +281,11 @@ def _fastest(
     step = joined() if min(rows) < request.cluster.num_devices else None
     if step is None:
         return found
-    try:
+    with suppress(InfeasibleError):
         other = searched(step, bool(step.offload), never)
-    except InfeasibleError:
-        return found
-    is_faster = other.plan.step_time_s < found.plan.step_time_s and _has_ring(other)
-    return _joined(other) if is_faster else found
+        is_faster = other.plan.step_time_s < found.plan.step_time_s and _has_ring(other)
+        found = _joined(other) if is_faster else found
+    return found
 
 
 def _joined(planned: PlannedPipeline) -> PlannedPipeline:

@@ -85,8 +85,8 @@ def too_large(
     text = (
         f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
         f"at {bytes_text(smallest.num_bytes)} ({smallest.num_bytes} bytes). Largest there: "
-        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation, a smaller batch, or "
-        "raise memory_bytes"
+        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation (jax.checkpoint or "
+        "flax.linen.remat around a block), a smaller batch, or raise memory_bytes"
     )
     error = TooLargeError(text)
     error.limit, error.smallest, error.is_proved = limit, smallest, is_proved
