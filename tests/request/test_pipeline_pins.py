@@ -290,7 +290,7 @@ def test_what_no_memory_helps_is_not_searched_again(changes: dict[str, Any], tol
     cluster = mw.Cluster.virtual("5x dgx-h100")
     with pytest.raises((InfeasibleError, PlanError), match=told):
         planned(**{"pins": {}, "cluster": cluster, "report": said.append} | changes)
-    assert said == ["tracing", "3 layers of 3 kinds"]
+    assert not any("again with" in text or text.startswith("looking for") for text in said)
 
 
 def test_an_axis_that_no_mesh_has_is_refused_before_planning() -> None:
