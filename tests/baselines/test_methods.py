@@ -14,7 +14,7 @@ import meshwise as mw
 from doubles.graph_builders import DEVICE, mesh, perceptron
 from meshwise.baselines.methods import BASELINES, plan_baseline
 from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, input_info
-from meshwise.baselines.search import MeshPlace, Search
+from meshwise.baselines.search import MeshPlace, Search, flat_shapes
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.intra.options import IntraOptions
@@ -230,6 +230,12 @@ def test_sequence_parallel_is_found_where_light_work_is_dear():
     found = kinds(graph, result.decision, on, at_least=2**20)
     assert found.get("reduce-scatter", 0) >= 1
     assert found.get("all-gather", 0) >= 1
+
+
+def test_meshes_of_methods_that_treat_all_axes_alike():
+    assert flat_shapes(1, 4) == ((4,),)
+    assert flat_shapes(4, 1) == ((4,),)
+    assert flat_shapes(2, 4) == ((8,), (2, 4))
 
 
 def test_intra_op_is_never_dearer_under_a_limit():

@@ -247,6 +247,29 @@ def test_a_plan_says_that_convolutions_in_a_loop_are_slow_on_cpu() -> None:
         return [text for text in warnings if "convolutions in a loop" in text]
 
     (text,) = said(CLUSTER, 2)
+    assert text.startswith("XLA:CPU can be many times slower")
     assert "over the 2 micro-batches" in text
     assert not said(CLUSTER, 1)
     assert not said(mw.Cluster.virtual("v5e-4"), 2)
+
+
+def test_a_small_convolution_in_a_loop_is_no_warning() -> None:
+    def step(weights: Any, images: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            kernel, dense = weights
+            x = jax.lax.conv_general_dilated(
+                images, kernel, (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return jnp.sum(jnp.tanh(x @ dense) @ dense)
+
+        gradients = jax.grad(loss_fn)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients)
+
+    def warned(width: int) -> bool:
+        weights = [jnp.zeros((4, 4, 3, width)), jnp.zeros((width, width))]
+        parallel = mw.parallelize(step, cluster=CLUSTER, num_microbatches=2)
+        warnings = parallel.plan(weights, jnp.zeros((16, 16, 16, 3))).warnings
+        return any("convolutions in a loop" in text for text in warnings)
+
+    assert warned(8)
+    assert not warned(512)

@@ -312,9 +312,13 @@ def test_rivals_stand_beside_the_plan() -> None:
     ]
     assert cells[2] == ["large", "does not fit", "at least 99 GiB"]
     assert cells[3] == ["odd", "has no setting for a batch of 7", "no plan", "-"]
-    assert "One that is faster" not in section
-    fast = (dataclasses.replace(rivals[0], step_time_s=plan.step_time_s / 2),)
-    assert "One that is faster" in plan_page(plan, rivals=fast)
+    assert "A rival is faster where" not in section
+    fast = dataclasses.replace(rivals[0], step_time_s=plan.step_time_s / 2)
+    page = plan_page(plan, rivals=(fast,))
+    assert "<strong>slow &amp; safe takes 50.0% less time.</strong> A rival is faster where" in page
+    whole = dataclasses.replace(fast, num_microbatches=1)
+    told = f"less time, with 1 micro-batch where this plan has {plan.num_microbatches}.</strong>"
+    assert (told in plan_page(plan, rivals=(whole,))) == (plan.num_microbatches != 1)
     assert "Beside other methods" not in plan_page(plan)
 
 

@@ -218,6 +218,26 @@ def test_the_shape_of_a_mesh_may_be_a_list() -> None:
     assert mw.IntraOp(mesh_shape=[2, 4]) == mw.IntraOp(mesh_shape=(2, 4))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("memory", "did you mean memory_bytes?"),
+        ("microbatches", "did you mean num_microbatches?"),
+        ("stages", "it goes to the method, as method=mw.Auto(stages=...)"),
+        ("mesh_shape", "it goes to the method, as method=mw.IntraOp(mesh_shape=...)"),
+        ("tp", "it goes to the method, as method=mw.Megatron(tp=...)"),
+        ("zzz", "it has cluster, method, num_microbatches, "),
+    ],
+)
+def test_options_that_there_are_not(name: str, meant: str) -> None:
+    options: dict[str, Any] = {name: 2}
+    for make in (mw.parallelize, mw.nnx.parallelize):
+        with pytest.raises(TypeError) as caught:
+            make(step, **options)
+        assert isinstance(caught.value, TraceError)
+        assert str(caught.value).startswith(f"parallelize has no option {name!r}; {meant}")
+
+
 def test_options_in_place_of_the_step_are_refused() -> None:
     with pytest.raises(TraceError) as caught:
         mw.parallelize(mw.Zero3())  # type: ignore[arg-type]

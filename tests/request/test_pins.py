@@ -237,6 +237,26 @@ def test_a_pin_that_does_not_divide() -> None:
         assert f"dim 1 of size 6 in 4 parts on the mesh {GRID_TEXT}" in str(caught.value)
 
 
+def test_meshes_on_which_a_pin_does_not_divide_are_not_tried() -> None:
+    def same(state: Any, batch: Any) -> Any:
+        return state, jnp.sum(batch @ state)
+
+    args = jnp.ones((4, 10)), jnp.ones((8, 4))
+    for method in (mw.Auto(), mw.IntraOp(objective="alpa")):
+        parallel = mw.parallelize(
+            same, method=method, cluster=cpu_cluster(8), pins={"0": P(None, "x")}
+        )
+        plan = parallel.plan(*args)
+        assert plan.mesh.sizes == (2, 4)
+        assert plan.space is not None
+        assert plan.space.endswith("on this mesh")
+    odd = mw.parallelize(same, cluster=cpu_cluster(8), pins={"0": P(None, "x")})
+    with pytest.raises(PinError) as caught:
+        odd.plan(jnp.ones((4, 9)), jnp.ones((8, 4)))
+    for sizes in ("{'x': 8}", "{'x': 2, 'y': 4}", "{'x': 4, 'y': 2}"):
+        assert f"parts on the mesh {sizes}" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

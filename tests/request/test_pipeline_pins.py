@@ -185,8 +185,12 @@ def test_where_a_layout_does_not_fit_a_mesh_only_its_layer_has_no_plan() -> None
         ((("submesh.0", "1x2"), ("mesh.0", "2x2")), ("submesh.0=1x2", "mesh.0=2x2"), "num_micro"),
         ((("remat@1", "full"), ("remat", "none")), ("remat@1=full", "remat=none"), "num_micro"),
         # One alone.
-        ((("submesh.0", "1x3"), ("remat", "none")), ("submesh.0=1x3", "1x1, 1x2, 1x4"), "remat"),
-        ((("mesh", "8"),), ("mesh=8", "4 devices of 1x p3.8xlarge"), "num_micro"),
+        (
+            (("submesh.0", "1x3"), ("remat", "none")),
+            ("there is no submesh 1x3", "1x1, 1x2, 1x4"),
+            "remat",
+        ),
+        ((("mesh", "8"),), ("mesh=8", "there is no submesh of 8 devices"), "num_micro"),
         ((("submesh.0", "1x2 on h200"),), ("on h200",), "num_micro"),
         ((("stages", 4),), ("stages=4", "3 layers"), "num_micro"),
         # Layouts.
@@ -270,6 +274,23 @@ def test_a_number_of_stages_that_cannot_be_is_refused_before_planning(
     with pytest.raises(InfeasibleError, match=told):
         planned({}, num_stages=asked, report=said.append)
     assert not any("bounds" in text or "would it fit" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_microbatches": (7,)}, "not divisible by num_microbatches=7"),
+        ({"num_stages": 9}, "3 layers cannot be cut into 9 stages"),
+        ({"pins": {"mesh.0": "3x4"}}, "no submesh of 12 devices; .* submeshes 1x1, .*, 4x8, 5x8$"),
+        ({"pins": {"mesh.0": "3x8"}}, r"only if it is pinned too, as submesh\.0=3x8;"),
+    ],
+)
+def test_what_no_memory_helps_is_not_searched_again(changes: dict[str, Any], told: str) -> None:
+    said: list[str] = []
+    cluster = mw.Cluster.virtual("5x dgx-h100")
+    with pytest.raises((InfeasibleError, PlanError), match=told):
+        planned(**{"pins": {}, "cluster": cluster, "report": said.append} | changes)
+    assert not any("again with" in text or text.startswith("looking for") for text in said)
 
 
 def test_an_axis_that_no_mesh_has_is_refused_before_planning() -> None:

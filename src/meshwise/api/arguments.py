@@ -7,19 +7,22 @@ static arguments are gone and numbers count what is left.
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import inspect
 import math
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from meshwise.errors import PinError, TraceError
+from meshwise.errors import CallError, PinError, TraceError
 from meshwise.jax_compat.jaxprs import PyTree
+from meshwise.request.methods import Auto, IntraOp, Megatron
 from meshwise.request.pins import as_pin
 from meshwise.trace.call import call
 from meshwise.trace.step import Statistics, StepSignature
@@ -404,6 +407,27 @@ def check_folder(folder: object) -> Path:
             f"dump_ilp: {str(path)!r} cannot be written to: {error.strerror or error}"
         ) from error
     return path
+
+
+def refuse_unknown_options(names: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse options that `parallelize` does not have.
+
+    Args:
+        names: Names of options that it does not have.
+        known: Those that it has.
+
+    Raises:
+        CallError: there is one; it says what may have been meant.
+    """
+    for name in names:
+        for method in (Auto, IntraOp, Megatron):
+            if name in {item.name for item in dataclasses.fields(method)}:
+                meant = f"it goes to the method, as method=mw.{method.__name__}({name}=...)"
+                break
+        else:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise CallError(f"parallelize has no option {name!r}; {meant}")
 
 
 def check_options(statistics: object, pins: object, memory_bytes: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 from meshwise.api.arguments import (
     DEFAULT_BATCH_ARGNUMS,
@@ -13,6 +13,7 @@ from meshwise.api.arguments import (
     check_folder,
     check_num_microbatches,
     check_options,
+    refuse_unknown_options,
     step_name,
 )
 from meshwise.api.distributed_cluster import seen_cluster
@@ -45,6 +46,7 @@ def parallelize(
     memory_bytes: int | None = None,
     rules: Mapping[str, ForeignRule] | None = None,
     dump_ilp: str | PathLike[str] | None = None,
+    **unknown: Never,
 ) -> Any:
     """Parallelise a training step; decorator or call.
 
@@ -77,6 +79,7 @@ def parallelize(
             function of the parameters and operands of an equation that gives one, or None.  For
             code of your own `sharded_kernel` says the same where the code is.
         dump_ilp: A folder that gets every ILP of the planner, as files for `meshwise solve`.
+        unknown: Any other option is an error, which says what may have been meant.
 
     Numbers of arguments count as in `jax.jit`: static arguments too, negative ones from the end
     of the call, and arguments that have a position but are passed by keyword.  Those of a method
@@ -101,6 +104,7 @@ def parallelize(
     Raises:
         TraceError, PlanError, ClusterError: an option is not what it can be, or contradicts the
             plan that is replayed.
+        CallError: there is no such option.
         InfeasibleError: the plan that is replayed needs more than `memory_bytes`.
         TraceError, PinError, InfeasibleError, ClusterError: when the first call or `plan` finds
             that the step, the pins, the memory or the devices do not allow what is asked.
@@ -118,6 +122,7 @@ def parallelize(
         "rules": rules,
         "dump_ilp": dump_ilp,
     }
+    refuse_unknown_options(unknown, ("cluster", *given))
     if fun is None:
         return partial(parallelize, cluster=cluster, **given)
     _check_fun(fun)

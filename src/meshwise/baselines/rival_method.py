@@ -29,6 +29,7 @@ class RivalMethod:
     Attributes:
         name: The method.
         how: How it runs, or why it has no plan; empty where nothing fits.
+        num_microbatches: B; None where it has no plan.
         step_time_s: Predicted seconds of a step; None where nothing fits.
         parts: Where these seconds go; None where nothing fits.
         peak_bytes: Bytes that the fullest device holds; where nothing fits, bytes that it would
@@ -37,6 +38,7 @@ class RivalMethod:
 
     name: str
     how: str = ""
+    num_microbatches: int | None = None
     step_time_s: float | None = None
     parts: StepParts | None = None
     peak_bytes: int | None = None

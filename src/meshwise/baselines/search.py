@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from meshwise.baselines.methods import BASELINES, loosened, restriction_of
@@ -29,7 +29,7 @@ from meshwise.intra.regions import Region
 _SLACK = 1e-9
 # A method whose cheapest plan holds so much more than the smallest plan is not squeezed further.
 _FAR = 1.1
-# Methods that use one axis: users have them on the mesh of one axis, if that is tried.
+# Methods that treat all axes alike: users have them on `flat_shapes`, if any of these is tried.
 _FLAT = frozenset({"DataParallel", "Zero2", "Zero3"})
 OPTIMAL, BOUNDED, TIME_LIMIT = "optimal", "bounded", "time limit"
 
@@ -91,8 +91,19 @@ class MeshPlace:
         )
 
 
-def _is_flat(place: MeshPlace) -> bool:
-    return len(place.mesh.sizes) == 1
+def flat_shapes(num_hosts: int, devices_per_host: int) -> tuple[tuple[int, ...], ...]:
+    """Return the meshes of methods that treat all axes alike: one axis, or hosts and their devices.
+
+    On the second one a collective runs inside hosts and then between them, with less latency.
+
+    Args:
+        num_hosts: Number of hosts.
+        devices_per_host: Devices of each.
+    """
+    flat = (num_hosts * devices_per_host,)
+    return (
+        (flat, (num_hosts, devices_per_host)) if min(num_hosts, devices_per_host) > 1 else (flat,)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +130,14 @@ class Search:
         least_s: No plan costs less, whatever the memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flat: Collection[tuple[int, ...]] = ()) -> None:
+        """Begin a search.
+
+        Args:
+            flat: Shapes of meshes; where one of them is searched, methods that treat all axes alike
+                are tried on these only.
+        """
+        self._flat = flat
         self.best: FoundOnMesh | None = None
         # No plan that fits costs less, whatever the place.
         self._bound_s = math.inf
@@ -150,10 +168,10 @@ class Search:
             self._bound_s = min(self._bound_s, self._tried(places[i], first + i, made, bound_s))
         promising = [i for _, i, made in waiting if not self._is_beaten(made.bound_s)]
         if promising and not self._is_optimal():
-            has_flat = any(_is_flat(place) for place in places)
+            flat = {i for i, place in enumerate(places) if place.mesh.sizes in self._flat}
             for i in sorted(promising):
                 for name in BASELINES:
-                    if not (has_flat and name in _FLAT and not _is_flat(places[i])):
+                    if not flat or i in flat or name not in _FLAT:
                         self._try_method(places[i], first + i, name)
 
     def _tried(self, place: MeshPlace, number: int, made: Prepared, bound_s: float) -> float:

@@ -18,7 +18,7 @@ from meshwise.memory.peak import peak
 from meshwise.memory.targets import memory_model_of
 from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.contents import dear
-from meshwise.plan.counts.flop import Replicated
+from meshwise.plan.counts.flop import Replicated, flop_share
 from meshwise.plan.counts.walk import place as op_place
 from meshwise.plan.counts.work import DecidedProgram, Work, work_of
 from meshwise.plan.decision import GraphDecision
@@ -41,6 +41,8 @@ _REPLICATED_FLOP_SHARE = 0.01
 _REPLICATED_BYTES_SHARE = 0.05
 # Above this share of a step in collectives it warns too.
 _COLLECTIVE_SHARE = 2 / 3
+# Above this share of FLOP in convolutions it warns of compilers that are slow at them in loops.
+_CONVOLUTION_SHARE = 0.1
 
 
 def method_name(method: Method) -> str:
@@ -144,7 +146,7 @@ def _warnings(
     step: TracedStep, result: IntraResult, work: Work, mesh: LogicalMesh, method: str
 ) -> Iterator[str]:
     yield from _graph_warnings(step.graph)
-    yield from _loop_warnings(step, mesh)
+    yield from _loop_warnings(step, result.decision, mesh)
     if mesh.num_devices > 1:
         yield from replicated_warnings(work.replicated.shares())
     yield from _concessions(result, work, method)
@@ -163,14 +165,18 @@ def _graph_warnings(graph: Graph) -> Iterator[str]:
         yield f"{where} runs an unknown number of times; the plan counts one"
 
 
-def _loop_warnings(step: TracedStep, mesh: LogicalMesh) -> Iterator[str]:
+def _loop_warnings(step: TracedStep, decision: GraphDecision, mesh: LogicalMesh) -> Iterator[str]:
     """Yield what a compiler is slow at in the loop over micro-batches, where prices lack it."""
-    is_slow = memory_model_of(mesh.device).name == "cpu" and step.num_microbatches > 1
-    if is_slow and any(o.dim_orders for o in _operators(step.graph)):
+    if memory_model_of(mesh.device).name != "cpu" or step.num_microbatches == 1:
+        return
+    # What is not in the loop is a small part of a step.
+    share = flop_share(step.graph, decision, lambda operator: bool(operator.dim_orders))
+    if share > _CONVOLUTION_SHARE:
         yield (
-            f"XLA:CPU is many times slower at convolutions in a loop, as that over the "
-            f"{step.num_microbatches} micro-batches, which the predicted time leaves out; "
-            "num_microbatches=1 and plans with stages have no such loop"
+            f"XLA:CPU can be many times slower at convolutions in a loop, as that over the "
+            f"{step.num_microbatches} micro-batches, which the predicted time leaves out (they "
+            f"are {share:.0%} of the FLOP); num_microbatches=1 and plans with stages have no such "
+            "loop"
         )
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshwise.baselines.methods import plan_baseline
-from meshwise.baselines.search import FoundOnMesh, MeshPlace, Search
+from meshwise.baselines.search import FoundOnMesh, MeshPlace, Search, flat_shapes
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError, PlanError
+from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.evaluators import Evaluators
@@ -244,7 +244,6 @@ def _best_plan(
         sizes = request.placement.plan.mesh.sizes
         meshes = [mesh for mesh in meshes if mesh.sizes == sizes]
     meshes = meshes_with_axes(meshes, request.pins)
-    say(f"B={num_microbatches}: {_where(meshes, has_padding=False)}")
     dims = padded_dims(step, cluster.num_devices) if _may_pad(method) else ()
     candidates = partial(
         _candidates,
@@ -255,11 +254,13 @@ def _best_plan(
         offload=offload,
     )
     plain = candidates(step)
+    meshes = [c.place.mesh for c in plain]
+    say(f"B={num_microbatches}: {_where(meshes, has_padding=False)}")
     padded = candidates(with_padding(step, dims)) if dims else []
     if not _is_free(method):
         step, plan = _best_of_each([*plain, *padded], len(plain), dims, request)
         return FoundStep(step=step, plan=plan)
-    search = Search()
+    search = Search(_flat_shapes(cluster))
     search.over([c.place for c in plain])
     unpadded = search.best
     search.over([c.place for c in padded])
@@ -387,7 +388,11 @@ def _meshes(method: Method, cluster: ClusterSpec) -> list[LogicalMesh]:
             shapes = [s for s in cluster.mesh_shapes() if len(s) <= MAX_VIEW_AXES]
             return [cluster.mesh(shape) for shape in shapes]
         case _:
-            return [cluster.mesh((cluster.num_devices,))]
+            return [cluster.mesh(shape) for shape in _flat_shapes(cluster)]
+
+
+def _flat_shapes(cluster: ClusterSpec) -> tuple[tuple[int, ...], ...]:
+    return flat_shapes(cluster.num_hosts, cluster.devices_per_host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -478,14 +483,24 @@ def _candidates(
     *,
     offload: bool,
 ) -> list[_Candidate]:
-    """Return a traced step on each of several meshes."""
+    """Return a traced step on each of several meshes to which the pins can be kept.
+
+    Raises:
+        PinError: there is none; it says what each mesh is in the way of.
+    """
     known = _KnownStep.of(step)
     if offload:
         check_offloadable(step.graph)
-    return [
-        _candidate(known, request, mesh, memory, cluster=cluster, offload=offload)
-        for mesh in meshes
-    ]
+    found: list[_Candidate] = []
+    refusals: list[str] = []
+    for mesh in meshes:
+        try:
+            found.append(_candidate(known, request, mesh, memory, cluster=cluster, offload=offload))
+        except PinError as error:
+            refusals.append(str(error))
+    if not found:
+        raise PinError("; ".join(dict.fromkeys(refusals)))
+    return found
 
 
 def _candidate(

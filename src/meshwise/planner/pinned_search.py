@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from meshwise.inter.search.pin_conflicts import (
 )
 from meshwise.inter.search.remedies import least_memory_counts, remedies
 from meshwise.inter.search.search import FoundPipeline, NothingFasterError, search
-from meshwise.inter.search.search_space import DEAREST, SearchOptions
+from meshwise.inter.search.search_space import DEAREST, SearchOptions, submeshes_of
 from meshwise.planner.pinned_layers import PinnedCosts
 from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pins import meshes_with_axes
@@ -97,7 +97,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
         return wanted is not None and fits_without_costs(cluster, wanted, count, values[0])
 
     if not could_be(pins) and (conflict := smallest_conflict(pins, could_be)):
-        raise PlanError(_contradiction(conflict, cluster, count))
+        raise PlanError(_contradiction(conflict, cluster, options, count))
     wanted = with_pins(options, pins)
     assert wanted is not None
     views = [mesh for kind in cluster.submesh_kinds() for mesh in logical_views(kind)]
@@ -206,18 +206,50 @@ def _texts(pins: Sequence[PipelinePin]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _contradiction(pins: Sequence[PipelinePin], cluster: ClusterSpec, num_layers: int) -> str:
-    shapes = dict.fromkeys(kind.shape for kind in cluster.submesh_kinds())
+def _contradiction(
+    pins: Sequence[PipelinePin], cluster: ClusterSpec, options: SearchOptions, num_layers: int
+) -> str:
+    every = options.every_submesh
+    also = {pin.stage.submesh for pin in pins if pin.stage is not None}
+    kinds, _ = submeshes_of(cluster, every=every, memory_bytes=None, also=also)
+    shapes = list(dict.fromkeys(kind.shape for kind in kinds))
     there = (
-        f"{num_layers} layers, {cluster.num_devices} devices of {cluster.name}, submeshes "
-        f"{', '.join(f'{hosts}x{devices}' for hosts, devices in shapes)}"
+        f"there are {num_layers} layers, {cluster.num_devices} devices of {cluster.name}, "
+        f"submeshes {', '.join(map(_shape_text, shapes))}"
     )
+    possible = dict.fromkeys(kind.shape for kind in cluster.submesh_kinds(every=every))
+    lacks = [text for pin in pins if (text := _lack(pin, shapes, possible))]
+    there = "; ".join((*lacks, there))
     if len(pins) == 1:
-        return f"pin {_texts(pins)} cannot be kept, whatever the memory: there are {there}"
+        return f"pin {_texts(pins)} cannot be kept, whatever the memory: {there}"
     return (
         f"pins {_texts(pins)} contradict each other, whatever the memory (any of them can be kept "
-        f"without the others): there are {there}; drop or change one of them"
+        f"without the others): {there}; drop or change one of them"
     )
+
+
+def _lack(
+    pin: PipelinePin, searched: Collection[tuple[int, int]], possible: Collection[tuple[int, int]]
+) -> str:
+    """Return which submesh a pin asks for that is not searched; nothing if all it wants is."""
+    stage = pin.stage
+    if stage is not None and stage.submesh is not None and stage.submesh not in possible:
+        return f"there is no submesh {_shape_text(stage.submesh)}"
+    if stage is None or stage.mesh is None:
+        return ""
+    count = math.prod(stage.mesh)
+    if any(math.prod(shape) == count for shape in searched):
+        return ""
+    others = [_shape_text(shape) for shape in possible if math.prod(shape) == count]
+    if not others:
+        return f"there is no submesh of {count} devices"
+    name = pin.text.partition("=")[0].replace("mesh", "submesh", 1)
+    how = f"{name}={others[0]}"
+    return f"a submesh of {count} devices is searched only if it is pinned too, as {how}"
+
+
+def _shape_text(shape: tuple[int, int]) -> str:
+    return "x".join(map(str, shape))
 
 
 def _too_much(pins: Sequence[PipelinePin], error: InfeasibleError, costs: VariantCosts) -> str:

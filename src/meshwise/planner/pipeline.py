@@ -16,6 +16,7 @@ from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.intra.limit.refusal import AnyMemoryError
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.background import compiling_behind
@@ -268,6 +269,8 @@ def _fastest(
         found = searched(
             plain, bool(plain.offload), lambda: joined() is None and offloaded() is None
         )
+    except AnyMemoryError:
+        raise
     except InfeasibleError:
         try:
             step = joined()
@@ -283,12 +286,11 @@ def _fastest(
     step = joined() if min(rows) < request.cluster.num_devices else None
     if step is None:
         return found
-    try:
+    with suppress(InfeasibleError):
         other = searched(step, bool(step.offload), never)
-    except InfeasibleError:
-        return found
-    is_faster = other.plan.step_time_s < found.plan.step_time_s and _has_ring(other)
-    return _joined(other) if is_faster else found
+        is_faster = other.plan.step_time_s < found.plan.step_time_s and _has_ring(other)
+        found = _joined(other) if is_faster else found
+    return found
 
 
 def _joined(planned: PlannedPipeline) -> PlannedPipeline:

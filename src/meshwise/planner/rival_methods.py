@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from meshwise.baselines.pipelines.even_stages import divisors, stage_kind
 from meshwise.baselines.rival_method import RivalMethod, StepParts
-from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.cost_table.variant_costs import logical_views
@@ -28,6 +28,7 @@ from meshwise.request.pipeline_request import PipelineRequest, pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.layering import Layering
+from meshwise.trace.step import TracedStep, open_step, trace_step
 from meshwise.trainers.best_point import BestPoint, NothingFitsError, best_point
 from meshwise.trainers.megatron import Megatron
 from meshwise.trainers.one_mesh import ONE_MESH
@@ -40,6 +41,8 @@ Report = Callable[[str], object]
 MEGATRON = "Megatron-LM"
 # Number of axes of the meshes that are tried besides the one with one axis.
 _TWO_AXES = 2
+# Rivals may have one micro-batch, whatever was asked of the plan.
+_ONE_MICROBATCH = 1
 
 
 def rivals_of(
@@ -75,7 +78,7 @@ def rivals_of_pipeline(
     Args:
         planned: The plan of the step.
         request: What was asked of it: cluster, batch, micro-batches, remat and memory hold for the
-            rivals too, what it pins does not.
+            rivals too, which may also have one micro-batch; what it pins does not.
         report: Is told of progress.
 
     Raises:
@@ -87,6 +90,9 @@ def rivals_of_pipeline(
         method.title: [method(mesh) for mesh in logical_views(kind)] for method in ONE_MESH
     }
     spaces[MEGATRON] = [Megatron()]
+    if request.num_microbatches is not None:
+        counts = sorted({_ONE_MICROBATCH, *request.num_microbatches})
+        request = replace(request, num_microbatches=tuple(counts))
     with collection_paused():
         blocks = in_blocks(planned.layers)
         options = search_options(blocks, planned.plan.step_flop, request)
@@ -113,6 +119,7 @@ def _fastest(
     return RivalMethod(
         name=name,
         how=space.words(best.point),
+        num_microbatches=best.point.num_microbatches,
         step_time_s=best.timeline.step_time_s,
         parts=_parts(best),
         peak_bytes=max(best.timeline.peak_bytes),
@@ -153,31 +160,46 @@ def rivals_on_one_mesh(
         planned: The plan of the step.
         call: The call that it is for.
         request: What was asked of its plan: cluster, micro-batches, statistics and memory hold for
-            the rivals too, what it pins does not.
+            the rivals too, which may also have one micro-batch; what it pins does not.
     """
     cluster = request.cluster()
     count, memory = cluster.num_devices, request.memory_bytes or cluster.device.memory_bytes
     meshes = [cluster.mesh(shape) for shape in cluster.mesh_shapes() if len(shape) == _TWO_AXES]
     free = replace(request, pins={}, placement=None, dump_ilp=None)
+    asked = [free]
+    steps = [planned.traced]
+    if planned.traced.num_microbatches != _ONE_MICROBATCH:
+        asked.append(replace(free, num_microbatches=_ONE_MICROBATCH))
+        steps.append(_traced_whole(call, request, count))
 
-    def as_asked(method: methods.Method) -> Plan:
-        return plan_call(call, replace(free, method=method)).plan
+    def as_asked(method: methods.Method) -> Iterator[Callable[[], Plan]]:
+        for one in asked:
+            yield lambda one=one: plan_call(call, replace(one, method=method)).plan
 
-    def on(mesh: LogicalMesh, method: methods.Method) -> Plan:
-        asked = replace(free, method=method)
-        return plan_on(planned.traced, asked, mesh, memory, cluster=cluster)
+    def on_meshes(method: methods.Method) -> Iterator[Callable[[], Plan]]:
+        one = replace(free, method=method)
+        for step, mesh in itertools.product(steps, meshes):
+            yield partial(plan_on, step, one, mesh, memory, cluster=cluster)
 
     flat: list[methods.Method] = [methods.DataParallel(), methods.Zero2(), methods.Zero3()]
-    ways = [
-        [partial(as_asked, method), *(partial(on, mesh, method) for mesh in meshes)]
-        for method in flat
-    ]
+    ways = [[*as_asked(method), *on_meshes(method)] for method in flat]
     grid = [methods.Megatron(dp=count // tp, tp=tp) for tp in divisors(count)]
-    ways.append([partial(as_asked, method) for method in grid])
+    ways.append([way for method in grid for way in as_asked(method)])
     names = [*(method.title for method in ONE_MESH), MEGATRON]
     return tuple(
         _best_of([_planned(name, make) for make in some])
         for name, some in zip(names, ways, strict=True)
+    )
+
+
+def _traced_whole(call: StepCall, request: PlanRequest, num_devices: int) -> TracedStep:
+    """Return a step with one micro-batch."""
+    return trace_step(
+        open_step(call.fun, call.args, call.kwargs, call.signature),
+        num_microbatches=_ONE_MICROBATCH,
+        statistics=request.statistics,
+        num_devices=num_devices,
+        rules=request.rules,
     )
 
 
@@ -193,6 +215,7 @@ def _planned(name: str, make: Callable[[], Plan]) -> RivalMethod:
     return RivalMethod(
         name=name,
         how=f"mesh {mesh}, {counted(count, 'micro-batch')}",
+        num_microbatches=count,
         step_time_s=plan.step_time_s,
         parts=StepParts(
             computes_s=max(plan.step_time_s - sent_s, 0.0),

@@ -107,7 +107,11 @@ class Auto:
 
 @dataclass(frozen=True, slots=True)
 class DataParallel:
-    """Batch split over all devices, state replicated, gradients all-reduced."""
+    """Batch split over all devices, state replicated, gradients all-reduced.
+
+    The mesh has one axis, or one of hosts and one of the devices of a host: what is faster.  So it
+    is for `Zero2` and `Zero3`.
+    """
 
 
 @dataclass(frozen=True, slots=True)

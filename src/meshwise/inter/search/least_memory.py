@@ -114,7 +114,7 @@ def too_little_memory(
 
 
 def no_pipeline_fits(cluster: ClusterSpec, options: SearchOptions) -> str:
-    """Return the beginning of such a text: the memory and the devices that there are.
+    """Return the beginning of such a text: memory, devices, and what may be computed again.
 
     Args:
         cluster: Where nothing fits.
@@ -126,7 +126,11 @@ def no_pipeline_fits(cluster: ClusterSpec, options: SearchOptions) -> str:
     else:
         there = f"{bytes_text(options.memory_bytes)} ({options.memory_bytes} bytes) of a device"
     devices = f"{cluster.num_devices} device{'s' if cluster.num_devices > 1 else ''}"
-    return f"no pipeline was found that fits into {there}, on {devices} of {cluster.name}"
+    return (
+        f"no pipeline was found that fits into {there}, on {devices} of {cluster.name}, with remat "
+        f"{' or '.join(options.remats)}; what is large inside a layer can be computed again by "
+        "jax.checkpoint or flax.linen.remat around it"
+    )
 
 
 def _least_at(

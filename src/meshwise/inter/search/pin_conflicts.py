@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError, TraceError
+from meshwise.errors import TraceError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.lazy_table import LazyTable
@@ -28,6 +28,7 @@ from meshwise.inter.stages.stage_construction import feasible_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.stages.stage_refusal import what_is_in_the_way
 from meshwise.inter.stages.submeshes import StageSubmesh
+from meshwise.intra.limit.refusal import AnyMemoryError
 
 T = TypeVar("T")
 
@@ -86,12 +87,12 @@ def check_stages(cluster: ClusterSpec, options: SearchOptions, num_layers: int) 
         num_layers: L.
 
     Raises:
-        InfeasibleError: they could not, whatever the memory; it says what is in the way.
+        AnyMemoryError: they could not; it says what is in the way.
     """
     num_microbatches = microbatch_counts(options)[0]
     problems = _free_problems(cluster, options, num_layers, num_microbatches)
     if not any(some_stages(problem, options.num_stages) for problem in problems):
-        raise InfeasibleError(what_is_in_the_way(problems[0], options.num_stages, some_stages))
+        raise AnyMemoryError(what_is_in_the_way(problems[0], options.num_stages, some_stages))
 
 
 def _free_problems(

@@ -30,9 +30,13 @@ class TooLargeError(InfeasibleError):
     counts: str | None
 
 
-def no_choice() -> InfeasibleError:
-    """The error where restrictions leave no plan, whatever the memory."""
-    return InfeasibleError(
+class AnyMemoryError(InfeasibleError):
+    """There is no plan, whatever the memory: what holds less need not be looked for."""
+
+
+def no_choice() -> AnyMemoryError:
+    """The error where restrictions leave no plan."""
+    return AnyMemoryError(
         "no plan satisfies the pins and restrictions: loosen a pin, or allow more collectives"
     )
 
@@ -81,8 +85,8 @@ def too_large(
     text = (
         f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
         f"at {bytes_text(smallest.num_bytes)} ({smallest.num_bytes} bytes). Largest there: "
-        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation, a smaller batch, or "
-        "raise memory_bytes"
+        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation (jax.checkpoint or "
+        "flax.linen.remat around a block), a smaller batch, or raise memory_bytes"
     )
     error = TooLargeError(text)
     error.limit, error.smallest, error.is_proved = limit, smallest, is_proved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshwise.cluster.mesh import LogicalMesh
@@ -52,6 +52,19 @@ def device_flop(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> flo
         for visit in visits(graph, decision)
         if visit.operator.heavy
     )
+
+
+def flop_share(graph: Graph, decision: GraphDecision, which: Callable[[Operator], bool]) -> float:
+    """Return the share of some operators in the FLOP of a step, trip counts included; 0 to 1.
+
+    Args:
+        graph: The step.
+        decision: Its decision; what all devices do together is counted, however they share it.
+        which: Tells whether an operator is one of these.
+    """
+    pairs = [(which(v.operator), v.times * v.operator.flop) for v in visits(graph, decision)]
+    total = math.fsum(flop for _, flop in pairs)
+    return math.fsum(flop for found, flop in pairs if found) / total if total else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

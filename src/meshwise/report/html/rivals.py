@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from meshwise.baselines.rival_method import RivalMethod, StepParts
@@ -10,7 +9,7 @@ from meshwise.plan.plan import Plan
 from meshwise.report.html.markup import escaped, html_table
 from meshwise.report.html.seconds import busiest, mesh_seconds
 from meshwise.simulate.plan import Simulation
-from meshwise.units import bytes_text, seconds_text
+from meshwise.units import bytes_text, counted, seconds_text
 
 # Names of `StepParts`, as columns and as what a rival loses by.
 _PARTS = {
@@ -44,15 +43,18 @@ def rivals_section(
     name = "<strong>this plan</strong>"
     rows = [(name, step, "", *_cells(mine), bytes_text(plan.peak_bytes))]
     rows += [_row(plan, mine, rival) for rival in rivals]
-    faster = ""
-    if any((rival.step_time_s or math.inf) < plan.step_time_s for rival in rivals):
-        faster = (
-            " One that is faster does what the plan was not allowed to, for example fewer stages, "
-            "or what the search does not try, for example meshes of three axes."
+    faster = "".join(_faster(plan, rival) for rival in rivals)
+    if faster:
+        faster += (
+            " A rival is faster where it does what the plan was not allowed to (another number of "
+            "micro-batches, fewer stages, no pins), or what the search does not try, for example "
+            "meshes of three axes: leave out what was asked for, and plan again."
         )
     return (
         "<h2>Beside other methods</h2><p>The fastest of each that fits, with the same costs, "
-        "cluster, memory, numbers of micro-batches and rematerialisation to choose from. ZeRO-3 "
+        "cluster, memory and rematerialisation to choose from. A rival has one of the numbers of "
+        f"micro-batches that the plan could have, or one micro-batch; this plan has "
+        f"{plan.num_microbatches}. ZeRO-3 "
         "gathers parameters for each pass; beside a plan with stages, even one, it may also gather "
         "them once a step and keep them. Megatron-LM's grid is data and tensor parallel; beside a "
         "plan with stages it is pipeline, context and expert parallel too. All numbers are "
@@ -60,6 +62,18 @@ def rivals_section(
         f"that work longest.{faster}</p>"
         + html_table(("", "step", "over the plan", *_PARTS, "a device"), rows, "wrrrrrrr")
     )
+
+
+def _faster(plan: Plan, rival: RivalMethod) -> str:
+    """Return a sentence on a rival that is faster than the plan; nothing if it is not."""
+    if rival.step_time_s is None or rival.step_time_s >= plan.step_time_s:
+        return ""
+    less = 1 - rival.step_time_s / plan.step_time_s
+    counts = ""
+    if rival.num_microbatches not in (None, plan.num_microbatches):
+        has = counted(rival.num_microbatches, "micro-batch")
+        counts = f", with {has} where this plan has {plan.num_microbatches}"
+    return f" <strong>{escaped(rival.name)} takes {less:.1%} less time{counts}.</strong>"
 
 
 def _seconds(parts: StepParts) -> tuple[float, ...]:
