@@ -189,6 +189,7 @@ def test_weight_update_sharding_is_found_where_the_update_is_dear():
     assert all(any(w.dims) for w in momenta)
 
 
+@pytest.mark.slow
 def test_zero3_is_found_where_memory_forces_it():
     # Many rows, so that reducing activations is dear; state of 12 x 1 MiB.  ZeRO-2 keeps the
     # parameters whole and does not fit: some must be split and gathered where they are used.

@@ -83,7 +83,7 @@ def test_measured_seconds_are_those_of_the_plan(case: Any) -> None:
     # As even as they can be: 2 layers of 3 s for each of 2 micro-batches and one to fill.
     assert [s.last_layer for s in found.plan.stages] == [1, 3]
     assert found.plan.step_time_s == pytest.approx(6.0 * 3 + 0.5, rel=1e-3)
-    assert found.plan.space.endswith("others bounded by the model")
+    assert "others bounded by the model" in found.plan.space
     assert len(measure.asked) == len(set(measure.asked))
 
 

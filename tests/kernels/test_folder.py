@@ -160,7 +160,7 @@ def test_without_a_folder_for_kernels_they_are_compiled_each_time(
     assert "as no folder for them can be written (XDG_CACHE_HOME), each time" in errors
 
 
-@pytest.mark.parametrize("is_kept", [True, False])
+@pytest.mark.parametrize("is_kept", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_limit_that_ends_before_kernels_are_compiled_leaves_a_first_solution(
     large: Path, tmp_path: Path, is_kept: bool
 ) -> None:

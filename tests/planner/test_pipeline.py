@@ -99,7 +99,7 @@ def test_transfers_that_matter_are_hidden_by_default(
     hidden, timeline = two_stages
     assert hidden.schedule == "eager-1f1b"
     eager, eager_timeline = planned(num_stages=2, schedules=(EAGER,))
-    assert hidden == dataclasses.replace(eager, tried=hidden.tried)
+    assert hidden == dataclasses.replace(eager, tried=hidden.tried, space=hidden.space)
     # A plan that was read from a file simulates as it did when it was made.
     assert timeline == eager_timeline
     assert hidden.step_time_s < 0.9 * stopped.step_time_s

@@ -65,7 +65,7 @@ def test_the_fastest_of_all_by_simulation_is_taken() -> None:
 @pytest.mark.parametrize(
     ("cluster", "changes"),
     [
-        ("1x p3.8xlarge", {}),
+        pytest.param("1x p3.8xlarge", {}, marks=pytest.mark.slow),
         pytest.param("2x p3.2xlarge", {"num_microbatches": (2, 4)}, marks=pytest.mark.slow),
         pytest.param("2x p3.2xlarge", {"num_microbatches": None}, marks=pytest.mark.slow),
         ("4x p3.2xlarge", {"num_stages": 4}),
@@ -162,6 +162,7 @@ def test_stages_are_planned_again_only_where_there_is_room() -> None:
     assert not any("of their stage" in t for t in tries[:-1])
 
 
+@pytest.mark.slow
 def test_more_memory_gives_no_slower_pipeline() -> None:
     # Stages that are planned again fill the memory; what waits in them needs some of it.
     asked: Any = {"num_stages": 2, "schedules": (EAGER,)}

@@ -211,7 +211,7 @@ def test_contradictions_name_a_smallest_set(
     ("kib", "named"),
     [
         pytest.param(45, ["stages=3"], marks=pytest.mark.slow),
-        (55, ["stages=3", "num_microbatches=4"]),
+        pytest.param(55, ["stages=3", "num_microbatches=4"], marks=pytest.mark.slow),
     ],
 )
 def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str]) -> None:

@@ -12,7 +12,7 @@ from meshwise.cluster.mesh import DeviceSpec
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Graph
-from meshwise.intra.limit.refusal import AnyMemoryError, smallest_refusal
+from meshwise.intra.limit.refusal import NoSuchPlanError, smallest_refusal
 from meshwise.intra.options import IntraResult
 from meshwise.intra.plan_graph import relative_gap
 from meshwise.memory.peak import peak
@@ -92,7 +92,7 @@ def fastest(asked: bool | None, search: PlanSearch) -> FoundStep:
         return search(asked, math.inf)
     try:
         plain = search(False, math.inf)
-    except AnyMemoryError:
+    except NoSuchPlanError:
         raise
     except InfeasibleError as error:
         try:

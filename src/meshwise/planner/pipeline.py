@@ -16,7 +16,7 @@ from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.intra.limit.refusal import AnyMemoryError
+from meshwise.intra.limit.refusal import NoSuchPlanError
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.background import compiling_behind
@@ -269,7 +269,7 @@ def _fastest(
         found = searched(
             plain, bool(plain.offload), lambda: joined() is None and offloaded() is None
         )
-    except AnyMemoryError:
+    except NoSuchPlanError:
         raise
     except InfeasibleError:
         try:

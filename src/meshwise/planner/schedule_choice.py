@@ -20,7 +20,7 @@ from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.inter.stages.objective import busy_s
 from meshwise.inter.stages.stage_problem import memory_bytes
-from meshwise.intra.limit.refusal import AnyMemoryError
+from meshwise.intra.limit.refusal import NoSuchPlanError
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
@@ -167,7 +167,7 @@ def _with_room(asked: PipelineSearch) -> PlannedPipeline | None:
         return _with_some_room(asked)
     except (InfeasibleError, PlanError) as error:
         named = _named_memory(error)
-        is_memory = isinstance(error, InfeasibleError) and not isinstance(error, AnyMemoryError)
+        is_memory = isinstance(error, InfeasibleError) and not isinstance(error, NoSuchPlanError)
         can_name = is_memory and not asked.pins
         if (named is None and not can_name) or not asked.seeks_remedies():
             raise

@@ -28,7 +28,7 @@ from meshwise.inter.stages.stage_construction import feasible_stages
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.stages.stage_refusal import what_is_in_the_way
 from meshwise.inter.stages.submeshes import StageSubmesh
-from meshwise.intra.limit.refusal import AnyMemoryError
+from meshwise.intra.limit.refusal import NoSuchPlanError
 
 T = TypeVar("T")
 
@@ -87,12 +87,12 @@ def check_stages(cluster: ClusterSpec, options: SearchOptions, num_layers: int) 
         num_layers: L.
 
     Raises:
-        AnyMemoryError: they could not; it says what is in the way.
+        NoSuchPlanError: they could not; it says what is in the way.
     """
     num_microbatches = microbatch_counts(options)[0]
     problems = _free_problems(cluster, options, num_layers, num_microbatches)
     if not any(some_stages(problem, options.num_stages) for problem in problems):
-        raise AnyMemoryError(what_is_in_the_way(problems[0], options.num_stages, some_stages))
+        raise NoSuchPlanError(what_is_in_the_way(problems[0], options.num_stages, some_stages))
 
 
 def _free_problems(

@@ -30,13 +30,13 @@ class TooLargeError(InfeasibleError):
     counts: str | None
 
 
-class AnyMemoryError(InfeasibleError):
+class NoSuchPlanError(InfeasibleError):
     """There is no plan, whatever the memory: what holds less need not be looked for."""
 
 
-def no_choice() -> AnyMemoryError:
+def no_choice() -> NoSuchPlanError:
     """The error where restrictions leave no plan."""
-    return AnyMemoryError(
+    return NoSuchPlanError(
         "no plan satisfies the pins and restrictions: loosen a pin, or allow more collectives"
     )
 
