@@ -70,7 +70,7 @@ def test_views_and_sums_of_products_are_one_kernel():
 
     # What stands between them is in no memory: three products are read and the sum is written.
     moved_s = 4 * 512 * 512 * 4 / alone.device.memory_bytes_per_s
-    assert seconds(add=True) - seconds(add=False) == pytest.approx(moved_s, rel=0.01)
+    assert seconds(add=True) - seconds(add=False) == pytest.approx(moved_s, rel=0.05)
 
 
 @pytest.mark.parametrize("begins_with_zero", [True, False])
