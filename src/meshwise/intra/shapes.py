@@ -15,8 +15,8 @@ from meshwise.graph.light import is_bitcast
 from meshwise.graph.loops import Strategy, divides, operand_layouts, result_layouts
 from meshwise.intra.blocks.partition import OperatorBlock
 
-# What is in no memory counts this part of its bytes: where all choices cost nothing, the solver has
-# nothing to choose by, and took 40 s for a mixture of experts in place of 6.
+# A tensor that is in no memory counts this part of its bytes: where all choices cost nothing, the
+# solver has nothing to choose by, and takes many times as long.
 _FUSED_SHARE = 64
 
 # Layouts of the operands and of the results of an operator.

@@ -486,7 +486,7 @@ def _candidates(
     """Return a traced step on each of several meshes to which the pins can be kept.
 
     Raises:
-        PinError: there is none; it says what each mesh is in the way of.
+        PinError: there is none; it says why for each mesh.
     """
     known = _KnownStep.of(step)
     if offload:
