@@ -32,6 +32,7 @@ from meshwise.spmd.shards import SpaceShards
 from meshwise.trace.evaluate import run_node
 from meshwise.trace.flatten import flatten
 from meshwise.trace.program import Program
+from oracle.problem import QUICK_OPTIONS
 
 MESHES = ((8,), (2, 4), (2, 2, 2))
 NAMES = ("x", "y", "z")
@@ -41,11 +42,7 @@ _Tile = tuple[int, Layout, tuple[Halo, ...]]
 # Hundreds of small programs run once each: compile time is all that counts.
 _QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # The emitters without MLIR are quicker, but write beyond the end in batched scatters.
-_QUICKER_COMPILE = {
-    **_QUICK_COMPILE,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+_QUICKER_COMPILE = {**_QUICK_COMPILE, **QUICK_OPTIONS}
 
 
 @dataclass(frozen=True)

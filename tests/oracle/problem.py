@@ -10,10 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
-# Options of XLA:CPU: one LLVM module, and the emitters without MLIR.  A fifth of the time to
-# compile; not for batched scatters, in which they write beyond the end (JAX 0.10.2).
+# Options of XLA:CPU: one LLVM module, and the emitters without MLIR, which JAX 0.11 has no more.  A
+# fifth of the time to compile; not for batched scatters, in which they write beyond the end (JAX
+# 0.10.2).
 QUICK_OPTIONS: Mapping[str, Any] = MappingProxyType(
-    {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+    {
+        "xla_cpu_parallel_codegen_split_count": 1,
+        **({"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}),
+    }
 )
 
 

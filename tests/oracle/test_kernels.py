@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.pallas.ops.gpu import attention as gpu_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
 
 import meshwise as mw
+from doubles.gpu_attention import gpu_attention
 from doubles.random_decision import random_decision
 from meshwise.plan.counts.walk import visits
 from meshwise.plan.verify import verify_decision

@@ -8,55 +8,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.experimental.pallas.ops.gpu import attention as gpu_attention
 from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
 
 import meshwise as mw
+from doubles.attention_step import (
+    GROUPS,
+    HEADS,
+    LENGTH,
+    WIDTH,
+    attention_step,
+    by_cudnn,
+    by_triton,
+    shapes,
+)
 from meshwise.errors import TraceError
 from meshwise.targets.lowered import step_program
 from meshwise.trace.step import StepSignature, open_step, trace_step
 from rule_cases.pallas import splash
 
-HEADS, GROUPS, WIDTH, LENGTH, ROWS = 8, 4, 64, 256, 8
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 GPUS, TPUS = mw.Cluster.virtual("1x dgx-h100"), mw.Cluster.virtual("2x tpu-v5p")
 
 
-def _step(attention: Callable[..., Any]) -> Callable[..., Any]:
-    """One layer of attention in bfloat16, trained by gradient descent."""
-
-    def loss(weights: Any, batch: Any) -> Any:
-        x = batch["x"].astype(jnp.bfloat16)
-
-        def part(name: str, heads: int) -> Any:
-            made = x @ weights[name].astype(x.dtype)
-            return made.reshape(*x.shape[:2], heads, WIDTH)
-
-        mixed = attention(part("q", HEADS), part("k", GROUPS), part("v", GROUPS))
-        x = mixed.reshape(*x.shape[:2], -1) @ weights["o"].astype(x.dtype)
-        return jnp.mean((x.astype(jnp.float32) - batch["y"]) ** 2)
-
-    def step(weights: Any, batch: Any) -> Any:
-        value, gradient = mw.value_and_grad(loss)(weights, batch)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradient), value
-
-    return step
-
-
-def _arguments() -> tuple[Any, Any]:
-    width = HEADS * WIDTH
-    sizes = {"q": HEADS, "k": GROUPS, "v": GROUPS, "o": HEADS}
-    weights = {
-        name: jax.ShapeDtypeStruct((width, heads * WIDTH), "float32")
-        for name, heads in sizes.items()
-    }
-    rows = jax.ShapeDtypeStruct((ROWS, LENGTH, width), "float32")
-    return weights, {"x": rows, "y": rows}
-
-
 def _parallel(attention: Callable[..., Any], cluster: Any) -> Any:
     method = mw.Megatron(dp=2, tp=4)
-    return mw.parallelize(_step(attention), method=method, cluster=cluster, batch_argnums=(1,))
+    return mw.parallelize(
+        attention_step(attention), method=method, cluster=cluster, batch_argnums=(1,)
+    )
 
 
 def _check(found: Any) -> None:
@@ -64,15 +42,6 @@ def _check(found: Any) -> None:
     assert found.fits
     for item in found.collectives:
         assert item.compiled_bytes == pytest.approx(item.planned_bytes, rel=0.05)
-
-
-def by_cudnn(q: Any, k: Any, v: Any) -> Any:
-    return mw.cudnn_attention(q, k, v, is_causal=True)
-
-
-def by_triton(q: Any, k: Any, v: Any) -> Any:
-    k, v = (jnp.repeat(x, HEADS // GROUPS, axis=2) for x in (k, v))
-    return gpu_attention.mha(q, k, v, None, WIDTH**-0.5, True)
 
 
 def by_splash(q: Any, k: Any, v: Any) -> Any:
@@ -91,10 +60,10 @@ def by_flash(q: Any, k: Any, v: Any) -> Any:
 def test_a_step_with_cudnn_is_planned_and_lowered_without_it() -> None:
     """Heads are split, rows of the batch are, and nothing between the kernels is sent."""
     step = _parallel(by_cudnn, GPUS)
-    plan = step.plan(*_arguments())
+    plan = step.plan(*shapes())
     assert {c.kind for c in plan.collectives} == {"all-reduce"}
     assert not [text for text in plan.warnings if "dot_product" in text]
-    traced = trace_step(open_step(_step(by_cudnn), _arguments(), {}, SIGNATURE), num_devices=8)
+    traced = trace_step(open_step(attention_step(by_cudnn), shapes(), {}, SIGNATURE), num_devices=8)
     module = step_program(traced, plan, "cuda").module
     for name in (b"__cudnn$fmhaSoftmax", b"__cudnn$fmhaSoftmaxBackward"):
         assert name in module
@@ -103,7 +72,7 @@ def test_a_step_with_cudnn_is_planned_and_lowered_without_it() -> None:
 @pytest.mark.usefixtures("gpu_compiler")
 @pytest.mark.parametrize("attention", [by_cudnn, by_triton])
 def test_kernels_compile_for_gpus(attention: Callable[..., Any]) -> None:
-    found = _parallel(attention, GPUS).verify(*_arguments())
+    found = _parallel(attention, GPUS).verify(*shapes())
     assert found.collectives
     _check(found)
 
@@ -112,12 +81,12 @@ def test_kernels_compile_for_gpus(attention: Callable[..., Any]) -> None:
 def test_micro_batches_keep_the_rule_of_cudnn(stages: int) -> None:
     """It is split among devices in programs of micro-batches too."""
     plan = mw.parallelize(
-        _step(by_cudnn),
+        attention_step(by_cudnn),
         method=mw.Auto(stages=stages),
         cluster=GPUS,
         batch_argnums=(1,),
         num_microbatches=2,
-    ).plan(*_arguments())
+    ).plan(*shapes())
     assert len(plan.stages) == stages
     # Without its rule all devices would compute all of it: more than half of the FLOP.
     assert plan.replicated.flop_share < 0.5
@@ -126,20 +95,20 @@ def test_micro_batches_keep_the_rule_of_cudnn(stages: int) -> None:
 @pytest.mark.usefixtures("gpu_compiler")
 def test_stages_with_cudnn_compile_for_gpus() -> None:
     step = mw.parallelize(
-        _step(by_cudnn),
+        attention_step(by_cudnn),
         method=mw.Auto(stages=2),
         cluster=GPUS,
         batch_argnums=(1,),
         num_microbatches=2,
     )
-    assert len(step.plan(*_arguments()).stages) == 2
-    _check(step.verify(*_arguments()))
+    assert len(step.plan(*shapes()).stages) == 2
+    _check(step.verify(*shapes()))
 
 
 @pytest.mark.usefixtures("tpu_compiler")
 @pytest.mark.parametrize("attention", [by_splash, by_flash])
 def test_kernels_compile_for_tpus(attention: Callable[..., Any]) -> None:
-    found = _parallel(attention, TPUS).verify(*_arguments())
+    found = _parallel(attention, TPUS).verify(*shapes())
     assert found.fits
 
 
@@ -148,4 +117,4 @@ def test_jax_without_cudnn_is_told_what_to_write() -> None:
         return jax.nn.dot_product_attention(q, k, v, implementation="cudnn")
 
     with pytest.raises(TraceError, match=r"write mw\.cudnn_attention\(query, key, value"):
-        _parallel(by_jax, GPUS).plan(*_arguments())
+        _parallel(by_jax, GPUS).plan(*shapes())

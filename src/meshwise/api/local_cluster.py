@@ -8,6 +8,7 @@ import os
 import jax
 
 from meshwise.cluster import spec
+from meshwise.cluster.catalog import GPUS_OF_A_SWITCH
 from meshwise.cluster.cpu import cpu_cluster
 from meshwise.cluster.host import HostGroup, HostSpec
 from meshwise.errors import ClusterError
@@ -74,7 +75,13 @@ def accelerator_host(kind: str, num_devices: int, memory_bytes: int | None) -> H
         if part in kind:
             host = spec.ClusterSpec.virtual(f"1x {host_name}").host
             limit = memory_bytes or host.device.memory_bytes
-            device = dataclasses.replace(host.device, memory_bytes=limit)
+            # A single GPU shares its way to the memory of the host with no other.
+            sharing = GPUS_OF_A_SWITCH if num_devices == 1 else 1
+            device = dataclasses.replace(
+                host.device,
+                memory_bytes=limit,
+                host_bytes_per_s=sharing * host.device.host_bytes_per_s,
+            )
             nics = max(num_devices * host.num_nics // host.num_devices, 1)
             return dataclasses.replace(host, num_devices=num_devices, device=device, num_nics=nics)
     raise ClusterError(

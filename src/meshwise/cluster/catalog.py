@@ -105,7 +105,7 @@ NO_HOST_MEMORY = HostMemory(num_bytes=0.0, bytes_per_s=0.0)
 PCIE_3, PCIE_4, PCIE_5 = 15.75 * GIGA, 31.5 * GIGA, 63 * GIGA
 # In hosts of 4 and 8 GPUs two of them share the 16 lanes of a PCIe switch (NVIDIA DGX-1 and DGX
 # A100 system architecture); on Hopper assumed.
-_A_SWITCH = 2
+GPUS_OF_A_SWITCH = 2
 
 
 def _host(
@@ -309,7 +309,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=100 * GIGA),
         nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(10))),
         source="Amazon EC2 P3 page: network 10 Gbit/s",
-        memory=HostMemory(num_bytes=244 * GIB, bytes_per_s=PCIE_3 / _A_SWITCH),
+        memory=HostMemory(num_bytes=244 * GIB, bytes_per_s=PCIE_3 / GPUS_OF_A_SWITCH),
     ),
     _host(
         "p3.16xlarge",
@@ -318,7 +318,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=150 * GIGA),
         nics=(1, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(25))),
         source="Amazon EC2 P3 page: NVLink 300 GB/s both ways, network 25 Gbit/s",
-        memory=HostMemory(num_bytes=488 * GIB, bytes_per_s=PCIE_3 / _A_SWITCH),
+        memory=HostMemory(num_bytes=488 * GIB, bytes_per_s=PCIE_3 / GPUS_OF_A_SWITCH),
     ),
     _host(
         "p4d.24xlarge",
@@ -327,7 +327,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=300 * GIGA),
         nics=(4, Link(latency_s=TCP_LATENCY_S, bytes_per_s=gbit_per_s(100))),
         source="Amazon EC2 P4 page: NVSwitch 600 GB/s both ways, 4 x 100 Gbit/s with EFA",
-        memory=HostMemory(num_bytes=1152 * GIB, bytes_per_s=PCIE_4 / _A_SWITCH),
+        memory=HostMemory(num_bytes=1152 * GIB, bytes_per_s=PCIE_4 / GPUS_OF_A_SWITCH),
     ),
     _host(
         "dgx-a100",
@@ -337,7 +337,7 @@ _HOSTS = (
         nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(200))),
         source="NVIDIA DGX A100 datasheet: NVLink 600 GB/s both ways, 8 HDR ports of 200 Gbit/s "
         "for compute",
-        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_4 / _A_SWITCH),
+        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_4 / GPUS_OF_A_SWITCH),
     ),
     _host(
         "dgx-h100",
@@ -346,7 +346,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=450 * GIGA),
         nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX H100 datasheet: NVLink 900 GB/s both ways, 8 NDR ports of 400 Gbit/s",
-        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_5 / _A_SWITCH),
+        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_5 / GPUS_OF_A_SWITCH),
     ),
     _host(
         "h200",
@@ -355,7 +355,7 @@ _HOSTS = (
         link=Link(latency_s=NVLINK_LATENCY_S, bytes_per_s=450 * GIGA),
         nics=(8, Link(latency_s=RDMA_LATENCY_S, bytes_per_s=gbit_per_s(400))),
         source="NVIDIA DGX H200 datasheet: links and ports as in DGX H100",
-        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_5 / _A_SWITCH),
+        memory=HostMemory(num_bytes=2 * TERA, bytes_per_s=PCIE_5 / GPUS_OF_A_SWITCH),
     ),
     # A whole rack: NVLink is what makes a host here, and 18 trays with 4 GPUs each share one.
     _host(

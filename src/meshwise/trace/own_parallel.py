@@ -145,8 +145,8 @@ def _with_operands_for_constants(own: dict[str, Any], values: list[Array]) -> li
 
     They are the numbers of devices in a permutation, as of `ppermute`.
     """
-    body = own["jaxpr"]
-    if not isinstance(body, ClosedJaxpr):
+    body = closed_jaxpr(own["jaxpr"])
+    if not body.consts:
         return values
     own["jaxpr"] = consts_as_inputs(body).jaxpr
     if isinstance(own["prevent_cse"], tuple):

@@ -72,15 +72,14 @@ class _Writer:
 
     def parameter(self, value: object, eqn: Eqn, known: set[Var]) -> object:
         """Return a body as its equations, anything else as text."""
-        if isinstance(value, ClosedJaxpr):
-            return self.parameter(value.jaxpr, eqn, known)
         if isinstance(value, tuple | list) and any(
             isinstance(v, ClosedJaxpr | Jaxpr) for v in value
         ):
             return tuple(self.parameter(v, eqn, known) for v in value)
-        if not isinstance(value, Jaxpr):
+        if not isinstance(value, ClosedJaxpr | Jaxpr):
             return str(value)
-        body = cast(FlatJaxpr, value)
+        # JAX 0.11 has one type for both.
+        body = cast(FlatJaxpr, value.jaxpr if isinstance(value, ClosedJaxpr) else value)
         outer = self.numbers, self.rows
         self.numbers, self.rows = {}, []
         for v in (*body.constvars, *body.invars):
