@@ -9,20 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from doubles.page_blocks import ROOT, Reader, blocks_of, same_output
+from doubles.page_blocks import ROOT, Reader, blocks_of, pages_that_teach, same_output
 from doubles.ray_jobs import environment as ray_environment
 from doubles.ray_jobs import needs_ray
 from meshwise.errors import ClusterError
 from meshwise.targets.packages import installed_compiler
 
-# Pages of decisions and measurements have none that a reader types.
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/*/*.md"))
-    if path.parent.name not in ("decisions", "measurements", "paper", "alpacomm")
-    and blocks_of(path.read_text(encoding="utf-8"))
-)
+BLOCKS = pages_that_teach()
+# How blocks run, by their language: here, or in `test_shell_blocks`.
+HERE, SHELL = {"console", "python", "text", "yaml"}, {"sh"}
+# Blocks that nobody runs: they are pictures.
+PICTURES = {("ARCHITECTURE.md", "text")}
 # Pages that take longer than a few seconds, and those that need a compiler or many processes.
 SLOW = {
     f"docs/tutorials/{name}.md"
@@ -31,6 +30,12 @@ SLOW = {
 # The blocks of these pages go on with a program of several processes.
 WHOLE = "docs/tutorials/hosts.md"
 IN_JOBS = ("docs/data.md", "docs/hosts.md")
+PAGES = [
+    name
+    for name, blocks in BLOCKS.items()
+    if name not in IN_JOBS
+    and any(b.kind not in SHELL and (name, b.kind) not in PICTURES for b in blocks)
+]
 # Commands, by their first words, and where they are tried.
 ELSEWHERE = {"pip install": "tests/house/test_wheel.py"}
 
@@ -38,11 +43,7 @@ ELSEWHERE = {"pip install": "tests/house/test_wheel.py"}
 @pytest.mark.usefixtures("quick_compile")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else [])
-        for page in PAGES
-        if page not in IN_JOBS
-    ],
+    [pytest.param(page, marks=[pytest.mark.slow] if page in SLOW else []) for page in PAGES],
 )
 def test_the_blocks_run_and_print_what_is_shown(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -71,6 +72,33 @@ def test_the_blocks_run_and_print_what_is_shown(
     assert not wrong, "\n\n".join(wrong)
 
 
+def test_no_block_of_a_page_is_left_out() -> None:
+    left: list[str] = []
+    for name, blocks in BLOCKS.items():
+        fences = re.findall(r"^[ >]*(?:```|~~~)", (ROOT / name).read_text(encoding="utf-8"), re.M)
+        assert len(fences) == 2 * len(blocks), name
+        run = SHELL | ({"python"} if name in IN_JOBS else HERE)
+        left += [
+            f"{name}, line {block.line}: {block.kind or 'no language'}"
+            for block in blocks
+            if block.kind not in run
+            and not (block.title and name in PAGES)
+            and (name, block.kind) not in PICTURES
+        ]
+    assert left == []
+
+
+def test_the_network_policy_lets_the_pods_of_a_job_reach_only_each_other() -> None:
+    # The Kubernetes client for Python, 37.0.2, reads it and writes it the same (2026-11-27).
+    (block,) = (b for b in BLOCKS["docs/security.md"] if b.kind == "yaml")
+    policy = yaml.safe_load(block.text)
+    assert (policy["apiVersion"], policy["kind"]) == ("networking.k8s.io/v1", "NetworkPolicy")
+    spec = policy["spec"]
+    assert spec["policyTypes"] == ["Ingress"]
+    assert spec["ingress"] == [{"from": [{"podSelector": spec["podSelector"]}]}]
+    assert spec["podSelector"]["matchLabels"]
+
+
 def test_commands_that_are_tried_elsewhere_are() -> None:
     assert all((ROOT / test).is_file() for test in ELSEWHERE.values())
 
@@ -80,7 +108,8 @@ def of_sections(name: str, *, about_ray: bool) -> str:
     page = (ROOT / name).read_text(encoding="utf-8")
     sections = re.split(r"^(?=## )", page, flags=re.M)
     asked = [s for s in sections if s.startswith("## Ray\n") == about_ray]
-    return "\n".join([*(b.text for s in asked for b in blocks_of(s)), "print('all have run')"])
+    texts = (b.text for s in asked for b in blocks_of(s) if b.kind == "python")
+    return "\n".join([*texts, "print('all have run')"])
 
 
 def definitions() -> str:
@@ -112,6 +141,12 @@ def test_the_blocks_run_in_a_job(name: str, tmp_path: Path) -> None:
 def test_the_blocks_about_ray_run(tmp_path: Path) -> None:
     start = re.sub(r"^jax\.distributed\..*$", "", definitions(), flags=re.M)
     text = of_sections("docs/hosts.md", about_ray=True)
+    # As the page says, one stands in place of the other: four hosts with a device each train here.
+    accelerators = 'resources_per_host={"GPU": 8}'
+    assert text.count(accelerators) == 1
+    text = text.replace(accelerators, "devices_per_host=1")
+    start = f"import ray\nray.init(num_cpus=4)\n{start}"
+    text += "\nprint(elastic.fit().return_value)\n"
     (tmp_path / "page.py").write_text(f"{start}\n{text}", encoding="utf-8")
     with ray_environment() as environment:
         ran = subprocess.run(
@@ -121,5 +156,7 @@ def test_the_blocks_about_ray_run(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-6000:]
     lines = ran.stdout.splitlines()
     assert "all have run" in lines
-    of_trainer, of_driver = (float(line) for line in lines if re.fullmatch(r"\d\.\d+", line))
+    losses = (float(line) for line in lines if re.fullmatch(r"\d\.\d+", line))
+    of_trainer, of_driver, of_elastic = losses
     assert of_trainer == pytest.approx(of_driver, rel=1e-5)
+    assert of_elastic < of_trainer  # After 100 steps in place of 20.

@@ -22,8 +22,9 @@ from meshwise.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<kind>\w+)(?P<more>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
+    r"^(?P<indent> *)```(?P<kind>\w*)(?P<more>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$", re.M | re.S
 )
+_TEACH = ("*.md", "docs/*.md", "docs/tutorials/*.md")
 _TITLE = re.compile(r'title="([^"]+)"')
 # A process of tests has its eight devices before a page can ask for them.
 _DEVICES = re.compile(r'^jax\.config\.update\("jax_num_cpu_devices", 8\).*$', re.M)
@@ -38,7 +39,7 @@ class Block:
 
     Attributes:
         kind: Its language: `python`, `text` (the output of the block before), `console` (commands
-            after `$`, with their output), or another, which is a file.
+            after `$`, with their output), `sh` (commands without), or another, which is a file.
         title: The file that it stands for; "" for code that runs at once.
         text: What stands in it.
         line: The line of the page at which its text begins, from 1 on.
@@ -78,8 +79,18 @@ def commands_of(block: Block) -> Iterator[tuple[str, str]]:
         yield command, shown
 
 
+def pages_that_teach() -> dict[str, list[Block]]:
+    """Return the blocks of each page that a reader follows, by the name of the page.
+
+    Pages of decisions and of measurements have none that a reader types.
+    """
+    paths = (path for pattern in _TEACH for path in sorted(ROOT.glob(pattern)))
+    names = (path.relative_to(ROOT).as_posix() for path in paths)
+    return {name: blocks_of((ROOT / name).read_text(encoding="utf-8")) for name in names}
+
+
 class Reader:
-    """Someone who types a page's blocks in a folder of their own.
+    """Someone who types a page's blocks in a folder of their own; `sh` blocks are not theirs.
 
     Args:
         folder: The folder, which is the current one.
@@ -108,7 +119,7 @@ class Reader:
                 printed = self._python(block.text)
             elif block.kind == "yaml":
                 yaml.safe_load(block.text)
-            else:
+            elif block.kind != "sh":
                 raise AssertionError(f"line {block.line}: a block of {block.kind} without a title")
 
     def _python(self, text: str) -> str:
@@ -137,7 +148,8 @@ class Reader:
         programs = {
             "python": [sys.executable],
             "meshwise": [sys.executable, "-m", "meshwise"],
-            # What a target does would take minutes: it is there.
+            # What a target does would take minutes: it is there. `tests/docs/test_shell_blocks.py`
+            # runs `make train`, `doubles.site` what `make docs` does, and CI runs the others.
             "make": ["make", "-n", "-C", str(ROOT)],
         }
         ran = subprocess.run(
