@@ -1,6 +1,8 @@
 # A fresh machine needs Python 3.11 or newer with pip and venv, make, gcc and git; `make setup` installs the rest.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+# Versions that the tests ran with; empty for the newest of each package.
+CONSTRAINTS ?= -c constraints.txt
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.meshwise-setup
 WORKERS ?= 2
@@ -28,7 +30,7 @@ setup: $(STAMP)
 # The stamp carries the time of the last installation: a second call does nothing.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]" $(CONSTRAINTS)
 	@echo "compiling the solver's kernels, once (a minute at most)"
 	$(BIN)/python -c "from meshwise.inter.kernel_set import compile_all_kernels; compile_all_kernels()"
 	@touch $@
