@@ -13,6 +13,7 @@ import click
 
 from meshwise.api.arguments import positional_parameters
 from meshwise.baselines.rival_method import RivalMethod
+from meshwise.cli.option_names import shown
 from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
@@ -286,7 +287,8 @@ def plan(
     is_lost = any(path == out for path, _ in unwritten)
     if trainer is None or is_lost:
         as_json = as_json or is_lost
-        click.echo(found.to_json() if as_json else found.explain(), nl=False)
+        text = found.to_json() if as_json else shown(found, "plan").explain()
+        click.echo(text, nl=False)
     else:
         answer = _answer(trainer, planned, request, report)
         if answer.plan is not planned.plan:
@@ -365,7 +367,10 @@ def _texts(
 ) -> dict[Path | None, Callable[[], str]]:
     """Return what is written to each file that is asked for; the plan before rivals are priced."""
     texts: dict[Path | None, Callable[[], str]] = {trace: partial(chrome_trace, timeline)}
-    return texts | {out: plan.to_json, page: lambda: plan_page(plan, rivals=rivals())}
+    return texts | {
+        out: plan.to_json,
+        page: lambda: plan_page(shown(plan, "plan"), rivals=rivals()),
+    }
 
 
 def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple[Path, str]]:

@@ -23,6 +23,7 @@ from meshwise.assignment.kernel_set import KERNELS
 from meshwise.assignment.options import Watch
 from meshwise.errors import SolverError
 from meshwise.kernels.background import compiling
+from meshwise.units import counted
 
 # Kept back for writing the answer and ending the process: at most so much, and a part of the limit.
 _RESERVE_S = 0.5
@@ -152,7 +153,7 @@ class _View:
         cost = "none yet" if now.cost is None else str(now.cost)
         self.line(
             f"{now.seconds:7.1f} s  cost {cost}  bound {now.bound}  gap {gap}  "
-            f"{now.num_nodes} nodes left"
+            f"{counted(now.num_nodes, 'node')} left"
         )
 
     def end(self, answer: Answer) -> None:

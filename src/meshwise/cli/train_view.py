@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from meshwise.cli.option_names import with_options
+from meshwise.cli.option_names import shown
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
 from meshwise.plan.counts.collectives import collective_sums
@@ -134,8 +134,8 @@ class TrainView:
         devices = jax.devices()
         self._console.print(Text.assemble((training.name, "bold"), " ", training.about))
         self._console.print(
-            f"{len(devices)} x {devices[0].device_kind} devices; {training.amount} a step, "
-            f"micro-batches: {options.num_microbatches}, method: {options.method}"
+            f"{counted(len(devices), f'{devices[0].device_kind} device')}; {training.amount} a "
+            f"step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
         once = "; kernels that it needs are compiled too, once, in a minute at most"
         self.note(f"planning{'' if has_kernels() else once}")
@@ -152,7 +152,7 @@ class TrainView:
         if self._trace_file is not None:
             self._unwritten.append(f"no step was measured for {self._trace_file}")
         if self._html_file is not None and plan is not None:
-            self._write(self._html_file, plan_page(plan))
+            self._write(self._html_file, plan_page(shown(plan, "train")))
         elif self._html_file is not None:
             self._unwritten.append(f"no plan of these settings is kept for {self._html_file}")
 
@@ -169,10 +169,11 @@ class TrainView:
         self._console.print(
             plan_table(plan, plan_s, limit) if is_one else pipeline_table(plan, plan_s)
         )
-        for warning in plan.warnings:
-            self._warn(with_options(warning))
+        told = shown(plan, "train")
+        for warning in told.warnings:
+            self._warn(warning)
         if is_one and self._html_file is not None:
-            self._write(self._html_file, plan_page(plan))
+            self._write(self._html_file, plan_page(told))
         self.note("compiling the step for the devices")
         self._planned_at = time.perf_counter()
 
@@ -211,7 +212,7 @@ class TrainView:
             self._write(self._trace_file, chrome_trace(timeline))
         if self._html_file is not None:
             assert self._plan is not None
-            self._write(self._html_file, plan_page(self._plan, timeline, hosts))
+            self._write(self._html_file, plan_page(shown(self._plan, "train"), timeline, hosts))
 
     def _write(self, file: Path, text: str) -> None:
         """Write a file; the run goes on without it."""
@@ -371,7 +372,7 @@ def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
         collective_sums(plan.collectives, [plan.mesh]).items()
     ):
         what = f"{kind} over {' '.join(axes)}"
-        table.add_row(what, f"{count} times, {bytes_text(num_bytes)} in all")
+        table.add_row(what, f"{counted(count, 'time')}, {bytes_text(num_bytes)} in all")
     return table
 
 

@@ -38,6 +38,7 @@ from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import OpenStep, Statistics, StepSignature, open_step, state_bytes
+from meshwise.units import counted
 
 
 def layers_of(
@@ -200,7 +201,9 @@ def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], obj
     )
     for note in layers.ends.notes if layers.ends else ():
         report(note)
-    report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
+    report(
+        f"{counted(len(layers.classes), 'layer')} of {counted(len(set(layers.classes)), 'kind')}"
+    )
     return _CutStep(
         layers=layers,
         options=search_options(layers, flop, request),

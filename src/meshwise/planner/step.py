@@ -39,6 +39,7 @@ from meshwise.trace.step import (
     state_bytes,
     trace_step,
 )
+from meshwise.units import counted
 
 
 class UserStep(Protocol):
@@ -189,9 +190,9 @@ def _placed(call: StepCall, request: PlanRequest, placement: Placement) -> Plann
     if not moved:
         return planned
     warning = (
-        f"for these shapes {len(moved)} arguments of state, as {moved[0]}, lie elsewhere than for "
-        "the first ones, so state moves where calls with both follow one another; plan first for "
-        "the shapes that need most memory: step.plan(state, largest_batch)"
+        f"for these shapes {counted(len(moved), 'argument')} of state, as {moved[0]}, must lie "
+        "elsewhere than for the first ones, so state moves where calls with both follow one "
+        "another; plan first for the shapes that need most memory: step.plan(state, largest_batch)"
     )
     assert isinstance(planned, (PlannedProgram, PlannedPipeline))
     plan = replace(planned.plan, warnings=(*planned.plan.warnings, warning))

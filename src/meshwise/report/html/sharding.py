@@ -31,6 +31,7 @@ from meshwise.report.html.markup import (
     rect,
     stage_class,
 )
+from meshwise.units import counted, plural
 
 AXIS_COLOURS = ("var(--axis0)", "var(--axis1)", "var(--axis2)", "var(--axis3)")
 _GLYPH_WIDTH, _GLYPH_HEIGHT = 42, 24
@@ -247,7 +248,7 @@ def _places(kind: LayerKind) -> str:
     texts: list[str] = []
     for stage, group in itertools.groupby(kind.places, lambda place: place[0]):
         layers = [layer for _, layer in group]
-        what = "layer" if len(layers) == 1 else "layers"
+        what = plural(len(layers), "layer")
         texts.append(f"stage {stage}: {what} {ranges_text(layers)}")
     return "; ".join(texts)
 
@@ -257,7 +258,7 @@ def _places(kind: LayerKind) -> str:
 
 def _card(kind: LayerKind) -> str:
     count = len(kind.places)
-    what = "1 layer" if count == 1 else f"{count} layers"
+    what = counted(count, "layer")
     title = f'<span class="badge kind">{kind.letters}</span> {what}'
     return (
         f'<section class="card"><h3>{title}</h3><p>{escaped(_places(kind))}</p>'
