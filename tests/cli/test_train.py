@@ -490,8 +490,8 @@ def test_layouts_are_written_as_in_plans_and_a_pattern_stands_for_several_arrays
     shown = _shown(layout_table(state, PLAN))
     assert "state on mesh x=2, y=2 (P(-, x): dim 0 is whole, dim 1 is split over axis x)" in shown
     assert "\u2502 block_*/up \u2502 4x4 \u2502 2 \u2502 P(x, -) \u2502" in shown
-    layout = Layout(((), (0, 1)))
-    assert f"\u2502 block_0/up \u2502 4x4 \u2502 1 \u2502 {layout_spec(layout, 'xy')} \u2502" in shown
+    as_in_plans = layout_spec(Layout(((), (0, 1))), "xy")
+    assert f"\u2502 block_0/up \u2502 4x4 \u2502 1 \u2502 {as_in_plans} \u2502" in shown
 
 
 def _shown(table: Table) -> str:
