@@ -299,6 +299,12 @@ def test_rivals_stand_beside_the_plan() -> None:
     rows = [re.sub(r"<[^>]*>", "|", row) for row in section.split("<tr>")[2:]]
     cells = [[cell for cell in row.split("|") if cell] for row in rows]
     step = 2 * plan.step_time_s
+    assert cells[0][:3] == [
+        "this plan",
+        f"schedule {plan.schedule}",
+        seconds_text(plan.step_time_s),
+    ]
+    assert "A rival with stages has its own schedule, named beside it." in section
     assert cells[1] == [
         "slow &amp; safe",
         "4 micro-batches",
