@@ -19,7 +19,7 @@ EXAMPLES = """
 \b
 Examples:
   meshwise doctor
-      Python, packages, devices, memory, caches, kernels; what is broken has a remedy.
+      Python, packages, devices, memory, caches, the solver; what is broken has a remedy.
 \b
   meshwise doctor --json > doctor.json
       For a report of a bug.

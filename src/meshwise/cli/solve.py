@@ -144,7 +144,7 @@ class _View:
     def progress(self, now: Progress) -> None:
         """One line of what is known."""
         if not now.has_kernels:
-            self.line(f"no kernels yet: a first solution costs {now.cost}")
+            self.line(f"the solver is not compiled yet: a first solution costs {now.cost}")
             return
         if now.seconds - self.shown < _SHOW_EVERY_S:
             return

@@ -139,7 +139,7 @@ class TrainView:
             f"{counted(len(devices), f'{devices[0].device_kind} device')}; {training.amount} a "
             f"step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
-        once = "; kernels that it needs are compiled too, once, in a minute at most"
+        once = "; the solver is compiled too, once, in a minute at most"
         self.note(f"planning{'' if has_kernels() else once}")
 
     def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
