@@ -220,9 +220,9 @@ def test_a_limit_far_above_the_peaks_is_said_and_not_drawn() -> None:
     assert "where that is not far above the picture" in both
 
 
-def test_the_page_says_that_other_numbers_of_micro_batches_were_not_searched() -> None:
+def test_the_page_says_when_other_numbers_of_micro_batches_were_not_searched() -> None:
     plan = golden_plan("gpt-two-stages")
-    told = "others may be faster: leave out --microbatches"
+    told = "may be faster: leave out --microbatches"
     (first, *_) = plan.tried
     assert told in plan_page(dataclasses.replace(plan, tried=(first,)))
     assert told not in plan_page(dataclasses.replace(plan, tried=(first, (64, 1.0))))
@@ -374,4 +374,4 @@ def test_names_are_those_of_the_step() -> None:
     # A plan of an earlier version does not know it.
     old = plan_page(plan)
     assert "Each of 0/params/" in old
-    assert "Names are those of the step" not in old
+    assert "Names are written as in the step" not in old

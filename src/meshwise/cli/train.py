@@ -95,7 +95,11 @@ def _option(*names: str, **settings: Any) -> Any:
     return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
 
-@click.command(cls=ArgumentsKept, epilog=EXAMPLES)
+@click.command(
+    cls=ArgumentsKept,
+    epilog=EXAMPLES,
+    short_help="Train a GPT or a Llama on text, or a step of your own.",
+)
 @click.pass_context
 @click.option(
     "--step",
@@ -122,12 +126,14 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option("--steps", type=click.IntRange(1), default=400, help="Step at which the run ends.")
 @_option("--lr", type=click.FloatRange(0, min_open=True), default=3e-3, help="Peak learning rate.")
 @_option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout rate.")
-@_option("--seed", type=click.IntRange(0), default=0, help="Of parameters, data order, dropout.")
+@_option(
+    "--seed", type=click.IntRange(0), default=0, help="Seed of parameters, order of data, dropout."
+)
 @_option(
     "--devices",
     type=click.IntRange(0),
     default=8,
-    help="Virtual CPU devices. 0: the accelerators that JAX finds.",
+    help="Number of virtual CPU devices; 0 takes the accelerators that JAX finds.",
 )
 @_option(
     "--hosts",
@@ -149,7 +155,7 @@ def _option(*names: str, **settings: Any) -> Any:
     "--cluster",
     type=ClusterName(),
     metavar="FILE",
-    help="What the planner thinks of the devices: a profile of `meshwise calibrate` or a TOML "
+    help="How fast the devices are, for the planner: a profile of `meshwise calibrate`, or a TOML "
     "file. Default: built-in numbers.",
 )
 @_option(
@@ -227,7 +233,8 @@ def _option(*names: str, **settings: Any) -> Any:
     "html_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A page about the plan; with --stages the same step is in it, below the simulated one.",
+    help="A page about the plan. With --stages it also shows the third step of this call, measured "
+    "as for --trace.",
 )
 @click.option("--dump-plan", is_flag=True, help="Print the plan as JSON before training.")
 @_option(

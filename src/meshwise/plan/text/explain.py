@@ -149,7 +149,7 @@ def step_text(plan: PlanRecord) -> str:
     if plan.schedule == ONE_PROGRAM:
         return f"{step} (predicted)"
     more = "" if formula == step else f"; {formula} by the formula of the search"
-    proved = ", of which alone its proof speaks" if more and plan.gap is not None else ""
+    proved = ", and the proof holds for that formula" if more and plan.gap is not None else ""
     return f"{step} (predicted, by simulation){more}{proved}"
 
 

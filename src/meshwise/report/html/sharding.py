@@ -39,8 +39,8 @@ _MOST_LINES = 8
 _STRIP = 26
 EXPLAINED = (
     "A dim that is split carries the mesh axis that splits it; all others are whole on every "
-    "device. The picture shows the last dim from left to right and all others from top to bottom, "
-    "and filled what one device holds."
+    "device. In the picture the last dim goes from left to right, and all others from top to "
+    "bottom; the part that one device holds is filled."
 )
 
 
@@ -115,7 +115,7 @@ def _of_pins(plan: Plan) -> str:
     path = max(paths, key=len)
     name = "".join(spelled(path, dict(plan.spelling)))
     return (
-        f"<p>Names are those of the step; pins, and the text below, have paths: <code>"
+        f"<p>Names are written as in the step. Pins, and the text below, write paths: <code>"
         f"{escaped(path)}</code> is <code>{escaped(name)}</code>.</p>"
     )
 
