@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
 from meshwise.cli.train_view import TrainView, layout_table
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError, PlanError
+from meshwise.errors import InfeasibleError, PlanError, PlanWarning
 from meshwise.graph.layout import Layout
 from meshwise.plan.text.columns import layout_spec
 from meshwise.simulate.trace import chrome_trace
@@ -508,6 +509,22 @@ def test_a_refusal_names_options_of_the_command(run: Any) -> None:
     result = run(step=Refused)
     assert result.exit_code == 1
     assert "Error: --microbatches auto, or raise --memory (--memory 7)" in result.output
+
+
+def test_warnings_of_a_plan_name_options_and_come_once(run: Any) -> None:
+    text = "wait; num_microbatches='auto' helps"
+
+    class Warned(JitStep):
+        def plan(self, state: Any, batch: Any) -> Any:
+            warnings.warn(f"train_step: {text}", PlanWarning, stacklevel=1)
+            warnings.warn("train_step: not of the plan's", PlanWarning, stacklevel=1)
+            return replace(super().plan(state, batch), warnings=(text,))
+
+    shown = " ".join(run(step=Warned).output.split())
+    assert shown.count("warning: wait; --microbatches auto helps") == 1
+    assert shown.count("warning: not of the plan's") == 1
+    assert "PlanWarning" not in shown
+    assert "num_microbatches" not in shown
 
 
 def test_seconds_of_a_call_are_told_by_part(run: Any, tmp_path: Path) -> None:

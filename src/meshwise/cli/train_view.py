@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from meshwise.cli.option_names import shown
+from meshwise.cli.option_names import shown, with_options
 from meshwise.jax_compat.arrays import HOST_MEMORY
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
@@ -101,6 +101,7 @@ class TrainView:
         )
         self._task: TaskID | None = None
         self._is_planned = False
+        self._plan_warnings: list[str] = []
         self._planned_at = 0.0
 
     @property
@@ -172,12 +173,24 @@ class TrainView:
             plan_table(plan, plan_s, limit) if is_one else pipeline_table(plan, plan_s)
         )
         told = shown(plan, "train")
-        for warning in told.warnings:
+        for warning in dict.fromkeys((*self._plan_warnings, *told.warnings)):
             self._warn(warning)
         if is_one and self._html_file is not None:
             self._write(self._html_file, plan_page(told))
         self.note("compiling the step for the devices")
         self._planned_at = time.perf_counter()
+
+    def on_plan_warning(self, text: str) -> None:
+        """Say what a plan warns of, below its tables.
+
+        Args:
+            text: The warning, after the name of the step.
+        """
+        warning = with_options(text.partition(": ")[2], "train")
+        if self._is_planned:
+            self._warn(warning)
+        else:
+            self._plan_warnings.append(warning)
 
     def on_resume(self, step: int) -> None:
         """Say where the run goes on."""

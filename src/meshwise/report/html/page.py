@@ -110,8 +110,8 @@ def _quality(plan: Plan) -> str:
         )
     if len(plan.tried) == 1 and plan.gap is not None and plan.schedule != ONE_PROGRAM:
         text += (
-            ". Where a number of micro-batches was asked for, plans with others were not searched, and "
-            "may be faster: leave out --microbatches, in Python num_microbatches='auto'"
+            ". Where a number of micro-batches was asked for, plans with others were not searched, "
+            "and may be faster: leave out --microbatches, in Python num_microbatches='auto'"
         )
     return f"{text}."
 
