@@ -28,6 +28,7 @@ from meshwise.inter.stages.stage_problem import StageProblem
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.simulate.chunks import Chunk
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ def _candidate(
             )
         )
     return Candidate(
-        label=f"{len(stages)} stages B={b}",
+        label=f"{counted(len(stages), 'stage')} B={b}",
         objective_s=step_time(problem, plan.stages).total_s,
         stages=tuple(stages),
         pipeline=SimulatedPipeline(

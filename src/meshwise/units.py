@@ -22,15 +22,24 @@ def gbit_per_s(value: float) -> float:
     return value * GIGA / BITS_PER_BYTE
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 stage` or `4 micro-batches`.
+def plural(count: int, noun: str) -> str:
+    """Return a noun in the form that a number asks for, such as `stage` or `micro-batches`.
 
     Args:
         count: The number.
         noun: The noun for one; its plural ends in -s, or in -es after -ch, -sh or -s.
     """
-    ending = "" if count == 1 else "es" if noun.endswith(("ch", "sh", "s")) else "s"
-    return f"{count} {noun}{ending}"
+    return noun if count == 1 else f"{noun}{'es' if noun.endswith(('ch', 'sh', 's')) else 's'}"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 stage` or `4 micro-batches`.
+
+    Args:
+        count: The number.
+        noun: The noun for one, as for `plural`.
+    """
+    return f"{count} {plural(count, noun)}"
 
 
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:

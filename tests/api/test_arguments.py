@@ -142,7 +142,7 @@ def test_a_negative_batch_argnum_counts_from_the_end_of_the_call() -> None:
         (
             {"batch_dims": 2},
             "batch_dims says that dim 2 of argument 1 (batch) is the batch, but its shape is "
-            "[4, 2]; name one of its 2 dims, or None if it is not batch data",
+            "[4, 2]; name one of these dims, from 0 on, or None if it is not batch data",
         ),
         (
             {"batch_dims": "first"},

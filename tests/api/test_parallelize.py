@@ -162,7 +162,7 @@ def test_pins_hold_and_mean_the_same():
     [
         ({"0/nothing": PartitionSpec("x")}, r"names no argument; the nearest are .*0/w"),
         ({"0/w": PartitionSpec("z")}, r"names axis 'z', the mesh has \['x', 'y'\]"),
-        ({"0/count": PartitionSpec("x")}, r"has 1 dims, but 0/count has shape \[\], 0 dims"),
+        ({"0/count": PartitionSpec("x")}, r"has 1 dim, but 0/count has shape \[\], 0 dims"),
         ({"0/w": PartitionSpec(None, ("x", "y")), "0/*w": PartitionSpec("x")}, "contradicts"),
         ({"0/w": PartitionSpec(("x", "x"))}, "0/w"),
     ],

@@ -82,7 +82,7 @@ def test_state_stays_where_the_first_shapes_want_it(
 
     assert all(found == known[0] for found in known)
     assert len(step.plans) == len(set(sizes))
-    assert not any("lie elsewhere" in text for plan in step.plans for text in plan.warnings)
+    assert not any("must lie elsewhere" in text for plan in step.plans for text in plan.warnings)
     for mine, other in zip(jax.tree.leaves(here), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
 
@@ -100,7 +100,9 @@ def test_state_that_cannot_stay_moves_with_a_warning() -> None:
     # With the state of the small batch on every device the large one does not fit.
     step = mw.parallelize(step_of(unrolled), cluster=cpu_cluster(4), memory_bytes=584_000)
     params, _ = step(weights(), batch(8))
-    with pytest.warns(PlanWarning, match=r"0/w\d, lie elsewhere than for the first ones.*plan fir"):
+    with pytest.warns(
+        PlanWarning, match=r"0/w\d, must lie elsewhere than for the first ones.*plan fir"
+    ):
         step(params, batch(1024))
 
 
@@ -108,7 +110,7 @@ def test_other_state_has_a_plan_of_its_own() -> None:
     step = mw.parallelize(step_of(unrolled), cluster=cpu_cluster(4))
     step(weights(), batch(8))
     fewer = dict(list(weights().items())[:2])
-    assert not any("lie elsewhere" in text for text in step.plan(fewer, batch(512)).warnings)
+    assert not any("must lie elsewhere" in text for text in step.plan(fewer, batch(512)).warnings)
 
 
 @pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2)])

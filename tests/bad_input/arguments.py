@@ -154,7 +154,7 @@ ARGUMENTS = (
         lambda: plan(batch_dims=2),
         TraceError,
         "batch_dims says that dim 2 of argument 1 (batch) is the batch, but its shape is [8, "
-        "4]; name one of its 2 dims, or None if it is not batch data",
+        "4]; name one of these dims, from 0 on, or None if it is not batch data",
     ),
     Case(
         "batch dim too small",
@@ -198,7 +198,7 @@ ARGUMENTS = (
         lambda: plan(memory_bytes=1),
         InfeasibleError,
         "the arguments of the step that are not batch data (parameters, optimizer state) take "
-        "64 B, and the 4 devices of",
+        "64 B, and the memory of all devices of",
     ),
     Case(
         "memory for no more than the arguments",

@@ -195,11 +195,11 @@ PIPELINES = (
         "what joins their rows; ask for fewer stages",
     ),
     Case(
-        "stages that return blocks of rows",
+        "stages that return runs of rows",
         lambda: planned(two_blocks),
         TraceError,
-        "dot_general at pipelines.py:{line} (two_blocks.loss) leaves the loss with several blocks "
-        "of rows one behind the other, which a step in stages cannot return; return each block",
+        "dot_general at pipelines.py:{line} (two_blocks.loss) leaves the loss with several runs "
+        "of rows one behind the other, which a step in stages cannot return; return each run",
     ),
     Case(
         "stages of one row",

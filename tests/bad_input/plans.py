@@ -64,7 +64,7 @@ PLANS = (
         "mesh larger than the cluster",
         lambda: plan(method=mw.Megatron(dp=4, tp=4)),
         ClusterError,
-        "mesh shape (4, 4) needs 16 devices; cluster '4 virtual CPU devices' has 4 (1 hosts of 4)",
+        "mesh shape (4, 4) needs 16 devices; cluster '4 virtual CPU devices' has 4 (1 host of 4)",
     ),
     Case(
         "more devices than there are",

@@ -158,7 +158,7 @@ def calibrate(path: Path, *options: str, **variables: str) -> subprocess.Complet
 @pytest.mark.parametrize(
     ("folder", "variables", "text"),
     [
-        (".", {"NPROC": "1"}, "XLA:CPU has 1 threads"),
+        (".", {"NPROC": "1"}, "XLA:CPU has 1 thread for"),
         ("missing", {}, "no folder"),
     ],
 )

@@ -13,6 +13,7 @@ import meshwise as mw
 from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
+from meshwise.cli.option_names import shown as with_option_names
 from meshwise.units import GIB
 
 
@@ -21,11 +22,15 @@ def plan() -> mw.Plan:
     return golden_plan("product-priced")
 
 
+def text_of(plan: mw.Plan) -> str:
+    return with_option_names(plan, "plan").explain()
+
+
 def test_a_file_as_text_and_as_json(plan: mw.Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     text = CliRunner().invoke(main, ["explain", str(path)])
-    assert (text.exit_code, text.output) == (0, plan.explain())
+    assert (text.exit_code, text.output) == (0, text_of(plan))
     assert "What forcing another choice costs" in text.output
     piped = CliRunner().invoke(main, ["explain", "-"], input=plan.to_json())
     assert piped.output == text.output
@@ -42,7 +47,7 @@ def test_a_pipeline_as_text_and_as_json(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(plan.to_json())
     text = CliRunner().invoke(main, ["explain", str(path)])
-    assert (text.exit_code, text.output) == (0, plan.explain())
+    assert (text.exit_code, text.output) == (0, text_of(plan))
     data = json.loads(CliRunner().invoke(main, ["explain", str(path), "--json"]).output)
     assert data["gap"] == plan.gap
     assert [s["peak_bytes"] for s in data["stages"]] == [s.peak_bytes for s in plan.stages]
@@ -55,8 +60,8 @@ def test_what_does_not_fit_is_said_first_in_red(plan: mw.Plan) -> None:
         dataclasses.replace(plan, stages=(stage,)),
     ):
         piped = CliRunner().invoke(main, ["explain", "-"], input=large.to_json())
-        assert (piped.exit_code, piped.output) == (0, large.explain())
-        head, rest = large.explain().split("\n\n", 1)
+        assert (piped.exit_code, piped.output) == (0, text_of(large))
+        head, rest = text_of(large).split("\n\n", 1)
         assert head.startswith("does not fit: ")
         shown = CliRunner().invoke(main, ["explain", "-"], input=large.to_json(), color=True)
         assert shown.output == f"\x1b[31m{head}\x1b[0m\n\n{rest}"
@@ -71,7 +76,7 @@ def test_what_does_not_fit_is_said_first_in_red(plan: mw.Plan) -> None:
 def test_what_fits_is_shown_as_it_is(plan: mw.Plan) -> None:
     for small in (pipeline(), plan):
         shown = CliRunner().invoke(main, ["explain", "-"], input=small.to_json(), color=True)
-        assert shown.output == small.explain()
+        assert shown.output == text_of(small)
         run = CliRunner().invoke(main, ["explain", "-", "--json"], input=small.to_json())
         data = json.loads(run.output)
         assert (data["fits"], data["too_large"]) == (True, [])
@@ -116,3 +121,13 @@ def test_what_is_no_plan(content: str | None, reason: str, tmp_path: Path) -> No
     found = CliRunner().invoke(main, ["explain", str(path)])
     assert found.exit_code == 1
     assert found.output.startswith(f"Error: {path}: {reason}")
+
+
+def test_warnings_name_options_and_files_keep_arguments(plan: mw.Plan, tmp_path: Path) -> None:
+    warned = dataclasses.replace(plan, warnings=("slow; num_microbatches=1 has no loop",))
+    page = tmp_path / "plan.html"
+    text = CliRunner().invoke(main, ["explain", "-", "--html", str(page)], input=warned.to_json())
+    assert "- slow; --microbatches 1 has no loop" in text.output
+    assert '<p class="warn">slow; --microbatches 1 has no loop</p>' in page.read_text()
+    data = CliRunner().invoke(main, ["explain", "-", "--json"], input=warned.to_json())
+    assert json.loads(data.output)["warnings"] == list(warned.warnings)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib
+import re
 
-from meshwise.cli.option_names import with_options
+import pytest
+from click import Command as ClickCommand
+
+from meshwise.cli.option_names import OPTION_NAMES, Command, with_options
 
 
 @pytest.mark.parametrize(
@@ -18,7 +22,42 @@ from meshwise.cli.option_names import with_options
         ("or raise memory_bytes", "or raise --memory"),
         ("say host_memory_bytes of the device", "say host_memory_bytes of the device"),
         ("with offload=True", "with --offload"),
+        ("use mw.Auto(stages=...), or one stage", "use --stages, or one stage"),
+        ("no pipeline with num_stages=3", "no pipeline with --stages 3"),
+        (
+            "the largest is x, explain() names more",
+            "the largest is x, the plan's text names more",
+        ),
     ],
 )
-def test_arguments_become_options(text: str, wanted: str) -> None:
-    assert with_options(text) == wanted
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_arguments_become_options(command: Command, text: str, wanted: str) -> None:
+    assert with_options(text, command) == wanted
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "wanted"),
+    [
+        ("train", "ask for its shape, method=mw.IntraOp((2, 4))", "--method intra --mesh 2x4"),
+        ("train", "ask for its shape, method=mw.IntraOp((8,))", "--method intra --mesh 8"),
+        ("plan", "ask for its shape, method=mw.IntraOp((2, 4))", "method=mw.IntraOp((2, 4))"),
+        ("plan", "accept microbatch_statistics='local'", "accept --microbatch-statistics local"),
+        ("train", "accept microbatch_statistics='local'", "microbatch_statistics='local'"),
+        ("plan", "may stay idle (use_all_devices=False)", "may stay idle (--any-devices)"),
+    ],
+)
+def test_a_command_names_only_options_that_it_has(command: Command, text: str, wanted: str) -> None:
+    assert wanted in with_options(text, command)
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_the_options_are_those_of_the_command(command: Command) -> None:
+    found: ClickCommand = getattr(importlib.import_module(f"meshwise.cli.{command}"), command)
+    known = {o for param in found.params for o in (*param.opts, *param.secondary_opts)}
+    named = {
+        option
+        for name in OPTION_NAMES
+        if command in name.commands
+        for option in re.findall(r"--[a-z-]+", name.option)
+    }
+    assert named <= known

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
 from meshwise.cli.train_view import TrainView, layout_table
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError, PlanError
+from meshwise.errors import InfeasibleError, PlanError, PlanWarning
+from meshwise.graph.layout import Layout
+from meshwise.plan.text.columns import layout_spec
 from meshwise.simulate.trace import chrome_trace
 from meshwise.train.options import TrainOptions
 from meshwise.train.sample import Sample
@@ -195,7 +198,7 @@ def test_a_step_of_ones_own_is_shown_without_what_is_of_text(own: Any, tmp_path:
     shown = " ".join(result.output.split())
     parts = (
         "doubles.own_steps:made a state of 3 KiB in 13 arrays", "16 rows a step",
-        "state on one device", "opt/*/mu/0", "done after 2 steps", "rows/s",
+        "state on one device", "opt/0/mu/0", "done after 2 steps", "rows/s",
         "checkpoint: runs/own_steps/checkpoints/2",
     )  # fmt: skip
     for part in parts:
@@ -471,10 +474,25 @@ def test_arrays_of_stages_are_shown_at_the_stages_that_hold_them() -> None:
     assert "state on 2 stages (" in shown
     assert "\u2502 embed \u2502 4 \u2502 0 \u2502" in shown
     assert "\u2502 head \u2502 4 \u2502 1 \u2502" in shown
-    assert "\u2502 stack \u2502 2 x 4 \u2502 0, 1 \u2502 1 \u2502 stages - \u2502" in shown
+    assert "\u2502 stack \u2502 2x4 \u2502 0, 1 \u2502 1 \u2502 P(stages, -) \u2502" in shown
     shared = _shown(layout_table(state, replace(PLAN, stages=(*stages, *stages))))
     assert "state on 4 stages, mesh 0: stages 0, 2; mesh 1: stages 1, 3 (" in shared
     assert "\u2502 head \u2502 4 \u2502 1 \u2502" in shared
+
+
+def test_layouts_are_written_as_in_plans_and_a_pattern_stands_for_several_arrays() -> None:
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("x", "y"))
+
+    def placed(spec: P) -> jax.Array:
+        return jax.device_put(np.zeros((4, 4)), NamedSharding(mesh, spec))
+
+    state = {f"block_{k}": {"up": placed(P("x"))} for k in (1, 2)}
+    state["block_0"] = {"up": placed(P(None, ("x", "y")))}
+    shown = _shown(layout_table(state, PLAN))
+    assert "state on mesh x=2, y=2 (P(-, x): dim 0 is whole, dim 1 is split over axis x)" in shown
+    assert "\u2502 block_*/up \u2502 4x4 \u2502 2 \u2502 P(x, -) \u2502" in shown
+    as_in_plans = layout_spec(Layout(((), (0, 1))), "xy")
+    assert f"\u2502 block_0/up \u2502 4x4 \u2502 1 \u2502 {as_in_plans} \u2502" in shown
 
 
 def _shown(table: Table) -> str:
@@ -493,9 +511,30 @@ def test_a_refusal_names_options_of_the_command(run: Any) -> None:
     assert "Error: --microbatches auto, or raise --memory (--memory 7)" in result.output
 
 
+def test_warnings_of_a_plan_name_options_and_come_once(run: Any) -> None:
+    text = "wait; num_microbatches='auto' helps"
+
+    class Warned(JitStep):
+        def plan(self, state: Any, batch: Any) -> Any:
+            warnings.warn(f"train_step: {text}", PlanWarning, stacklevel=1)
+            warnings.warn("train_step: not of the plan's", PlanWarning, stacklevel=1)
+            return replace(super().plan(state, batch), warnings=(text,))
+
+    shown = " ".join(run(step=Warned).output.split())
+    assert shown.count("warning: wait; --microbatches auto helps") == 1
+    assert shown.count("warning: not of the plan's") == 1
+    assert "PlanWarning" not in shown
+    assert "num_microbatches" not in shown
+
+
 def test_seconds_of_a_call_are_told_by_part(run: Any, tmp_path: Path) -> None:
-    assert " s in this call: " in run().output
+    output = " ".join(run().output.split())
+    assert " s in this call: " in output
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     parts = [summary[f"{name}_s"] for name in ("plan", "init", "steps", "checkpoints")]
     assert all(part > 0 for part in parts)
     assert sum(parts) <= summary["wall_s"]
+    assert 0 < summary["first_save_s"] <= summary["checkpoints_s"]
+    first_s = summary["first_save_s"]
+    told = f" (the first {first_s:.1f} s, in which Orbax starts)"
+    assert (told in output) == (first_s >= 0.05)

@@ -175,7 +175,7 @@ def test_device_numbers_count_host_by_host():
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((5, 1), "submesh of 1 hosts from host 5 on; .* has hosts 0 to 4"),
+        ((5, 1), "submesh of 1 host from host 5 on; .* has hosts 0 to 4"),
         ((-1, 1), "has hosts 0 to 4"),
         ((0, 0), "a submesh at least one"),
         ((4, 2), "has hosts 0 to 4"),
@@ -191,7 +191,7 @@ def test_a_submesh_that_is_not_there_is_refused(arguments: tuple[int, ...], told
 
 
 def test_a_mesh_of_a_submesh_has_all_its_devices():
-    with pytest.raises(ClusterError, match=r"has 4 devices; the submesh has 8 \(1 hosts with 8"):
+    with pytest.raises(ClusterError, match=r"has 4 devices; the submesh has 8 \(1 host with 8"):
         MIXED.submesh(0, 1).kind.mesh((2, 2))
     with pytest.raises(ClusterError, match=r"no host 9; cluster .* has hosts 0 to 4"):
         MIXED.host_at(9)
@@ -229,7 +229,7 @@ def test_the_slowest_device_takes_the_longest_time_at_each_size():
     ("groups", "told"),
     [
         ((), "at least one group of hosts, got none"),
-        ((HostGroup(count=0, host=OLD),), "got 0 hosts 'p3.16xlarge' with 8 devices and 1 NICs"),
+        ((HostGroup(count=0, host=OLD),), "got 0 hosts 'p3.16xlarge' with 8 devices and 1 NIC"),
         ((HostGroup(count=10**6, host=OLD),), "8000000 devices; at most 131072"),
         (
             (HostGroup(count=1, host=dataclasses.replace(OLD, num_nics=0)),),

@@ -126,7 +126,7 @@ def test_caches_and_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = importlib.import_module("meshwise.kernels.folder")
     monkeypatch.setattr(folder, "kernel_folder", lambda: None)
     (finding,) = check_kernels()
-    assert (finding.status, finding.what) == ("broken", "kernel cache")
+    assert (finding.status, finding.what) == ("broken", "solver cache")
     assert "XDG_CACHE_HOME" in finding.remedy
 
     def fail() -> None:

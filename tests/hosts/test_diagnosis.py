@@ -97,7 +97,7 @@ def test_process_0_on_the_wrong_host() -> None:
 def test_processes_of_another_number_and_one_that_is_lost() -> None:
     other = replace(CARDS[2], num_processes=8)
     found = findings((*CARDS[:2], other), lost=("token1",))["processes"]
-    assert "process 2 (node2) thinks that there are 8 processes, process 0 that" in found.found
+    assert "process 2 (node2) thinks that the job has 8 processes, process 0 that" in found.found
     assert "process 1 (node1) stopped answering" in found.found
 
 

@@ -155,7 +155,7 @@ def test_equal_layers_planned_equally_are_nearly_as_good(sizes, monkeypatch):
     tied = plan_graph(graph, on, IntraOptions())
     verify_decision(graph, tied.decision, on)
     assert free.space == "every layer planned freely"
-    assert tied.space == "equal layers planned equally"
+    assert tied.space == "equal layers planned equally (the first and last may differ)"
     assert free.objective_s <= tied.objective_s * (1 + 1e-9)
     assert tied.objective_s <= free.objective_s * 1.02
 

@@ -135,5 +135,5 @@ def test_a_state_that_all_devices_cannot_hold_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="or 17 devices like the largest"):
         check_state_fits(16 * each + 1, cluster, None)
     check_state_fits(16 * GIB, cluster, GIB)
-    with pytest.raises(InfeasibleError, match="the 16 devices of 2x p3.16xlarge have 16 GiB"):
+    with pytest.raises(InfeasibleError, match="memory of all devices of 2x p3.16xlarge is 16 GiB"):
         check_state_fits(16 * GIB + 1, cluster, GIB)

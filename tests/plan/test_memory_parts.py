@@ -37,7 +37,7 @@ def test_text_and_page_say_it_with_equal_words() -> None:
     assert f"<h2>{title}, stage" in page
     for word in ("micro-batches in flight", "not yet read", "temporary"):
         assert word in page
-    assert "half steps later" not in PLAN.explain()
+    assert "passes later" not in PLAN.explain()
 
 
 def test_other_operators_of_stages_are_told_by_their_source_lines() -> None:

@@ -46,7 +46,7 @@ def test_one_step_time_everywhere() -> None:
     assert f", {step} a step," in repr(PLAN)
     lines = PLAN.explain().splitlines()
     told = (
-        f"step time {step} (predicted, by simulation); {formula} by the formula of the search, of "
-        "which alone its proof speaks"
+        f"step time {step} (predicted, by simulation); {formula} by the formula of the search, and "
+        "the proof holds for that formula"
     )
     assert told in " ".join(" ".join(lines).split())

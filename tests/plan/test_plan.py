@@ -244,7 +244,7 @@ ARGUMENTS = ("stages", 0, "layers", 0, "arguments")
         ((*DENSE, "count"), 0, r"dense\[0\].count': expected a whole number above zero"),
         ((*DENSE, "results", 0), "S7 R", r"dense\[0\].results\[0\]': layout S7 R names an axis"),
         (("collectives", 0, "axes"), ["q"], r"collectives\[0\].axes': 'q' is not an axis of the"),
-        (("collectives", 0, "stage"), 1, r"collectives\[0\].stage': 1 is not one of 1 stages"),
+        (("collectives", 0, "stage"), 1, r"collectives\[0\].stage': 1 is not one of 1 stage"),
         (("collectives",), [{}], r"field 'collectives\[0\].kind' is missing"),
     ],
 )

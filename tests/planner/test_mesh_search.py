@@ -222,8 +222,8 @@ def test_arguments_that_all_devices_cannot_hold_are_refused_at_once(
         wrapped.plan(*specs)
     total = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(specs[0]))
     text = str(error.value)
-    assert f"take {bytes_text(total)}, and the 8 devices of" in text
-    assert "have 781 KiB of memory together" in text
+    assert f"take {bytes_text(total)}, and the memory of all devices of" in text
+    assert "is 781 KiB. They alone" in text
     assert f"{bytes_text(total / 8)} on each" in text
     assert f"or {-(-total // 100_000)} devices like the largest" in text
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 import meshwise as mw
 from doubles.golden_plans import P3, SIGNATURE, golden_plan, gpt_pipeline
 from doubles.perceptron import perceptron, perceptron_pipeline
+from meshwise.cli.option_names import shown
 from meshwise.cli.plan import plan as plan_command
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.graph.graph import Graph
@@ -199,7 +200,7 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     names = [[item.name for item in layer.arguments] for layer in layers]
     assert names == [["0/0/0"], ["0/0/1"], ["0/0/2"], ["0/0/3"]]
     assert json.loads(trace.read_text())["traceEvents"]
-    assert page.read_text() == plan_page(read)
+    assert page.read_text() == plan_page(shown(read, "plan"))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +25,12 @@ from meshwise.planner.step_call import StepCall
 from meshwise.planner.trainer_plan import in_blocks
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.request.plan_request import PlanRequest
+from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
+from meshwise.trainers.megatron import Megatron
+from meshwise.trainers.point import TrainerPoint
+from meshwise.trainers.sizes import Sizes
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 REQUEST = PipelineRequest(
@@ -117,6 +122,23 @@ def test_what_does_not_fit_says_how_much_it_needs(
     assert rivals["ZeRO-3"].how != free["ZeRO-3"].how
     odd = by_name(rivals_of_pipeline(planned, replace(REQUEST, num_microbatches=(64,))))
     assert odd["data parallel"].num_microbatches == 1
+
+
+class Staged(Megatron):
+    """Megatron's points with stages alone."""
+
+    def points(self, sizes: Sizes) -> Iterator[TrainerPoint]:
+        return (point for point in super().points(sizes) if point.pipeline > 1)
+
+
+def test_a_rival_with_stages_names_its_own_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwise.planner.rival_methods.Megatron", Staged)
+    asked = replace(REQUEST, schedules=(GPIPE,))
+    five = [*WEIGHTS, WEIGHTS[0]]  # The first is a layer of another kind than the other four.
+    planned = plan_pipeline(step, ((five, five), BATCH), {}, SIGNATURE, asked)
+    found = by_name(rivals_of_pipeline(planned, asked))
+    assert re.search(r"pipeline \d.*, schedule (interleaved-)?1f1b$", found["Megatron-LM"].how)
+    assert "schedule" not in found["ZeRO-3"].how
 
 
 def test_on_one_mesh_they_are_the_plans_of_the_methods() -> None:

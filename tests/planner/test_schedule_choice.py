@@ -140,7 +140,7 @@ def test_gradients_of_weights_that_wait_are_given_room() -> None:
     memory_bytes = int(0.8 * max(stage.peak_bytes for stage in free.stages))
     told: list[str] = []
     tight = planned(told.append, memory_bytes=memory_bytes, **asked)
-    assert any("wait for their" in t and "of the memory left free" in t for t in told)
+    assert any("weights wait for" in t and "of the memory left free" in t for t in told)
     for stage in tight.stages:
         assert stage.weights is not None
         assert stage.peak_bytes <= stage.memory_bytes == memory_bytes

@@ -40,7 +40,7 @@ def test_a_batch_that_devices_cannot_divide() -> None:
 
 
 def test_a_step_that_is_mostly_collectives() -> None:
-    told = "of a step; with a larger batch, or on fewer devices, this share is smaller"
+    told = "collectives; with a larger batch, or on fewer devices, this share is smaller"
     assert told in warnings_of(1024, 4, method=mw.DataParallel())
     assert told not in warnings_of(1024, 65536, method=mw.DataParallel())
 

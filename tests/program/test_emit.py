@@ -82,7 +82,7 @@ def test_a_fault_is_shown_where_it_is() -> None:
 def test_more_in_flight_than_the_schedule_has_is_found() -> None:
     schedule = make_schedule("1f1b", num_stages=2, num_microbatches=4)
     verify_in_flight(program("1f1b", 2, 4), schedule)
-    with pytest.raises(ProgramError, match="mesh 0: 3 micro-batches are in flight, the schedule"):
+    with pytest.raises(ProgramError, match="mesh 0: in flight: 3 micro-batches, by the schedule"):
         verify_in_flight(program("gpipe", 2, 4), schedule)
 
 

@@ -14,6 +14,7 @@ from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
 from meshwise.baselines.rival_method import RivalMethod, StepParts
 from meshwise.cli import main
+from meshwise.cli.option_names import shown
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
@@ -219,9 +220,9 @@ def test_a_limit_far_above_the_peaks_is_said_and_not_drawn() -> None:
     assert "where that is not far above the picture" in both
 
 
-def test_the_page_says_that_other_numbers_of_micro_batches_were_not_searched() -> None:
+def test_the_page_says_when_other_numbers_of_micro_batches_were_not_searched() -> None:
     plan = golden_plan("gpt-two-stages")
-    told = "others may be faster: leave out --microbatches"
+    told = "may be faster: leave out --microbatches"
     (first, *_) = plan.tried
     assert told in plan_page(dataclasses.replace(plan, tried=(first,)))
     assert told not in plan_page(dataclasses.replace(plan, tried=(first, (64, 1.0))))
@@ -265,7 +266,7 @@ def test_a_plan_of_one_mesh(tmp_path: Path) -> None:
     out = tmp_path / "plan.html"
     run = CliRunner().invoke(main, ["explain", "-", "--html", str(out)], input=plan.to_json())
     assert run.exit_code == 0, run.output
-    assert out.read_text() == page
+    assert out.read_text() == plan_page(shown(plan, "plan"))
     large = dataclasses.replace(plan.stages[0], resident_bytes=0, temporary_bytes=5 * GIB)
     page = plan_page(dataclasses.replace(plan, stages=(large,)))
     read(page)
@@ -298,6 +299,12 @@ def test_rivals_stand_beside_the_plan() -> None:
     rows = [re.sub(r"<[^>]*>", "|", row) for row in section.split("<tr>")[2:]]
     cells = [[cell for cell in row.split("|") if cell] for row in rows]
     step = 2 * plan.step_time_s
+    assert cells[0][:3] == [
+        "this plan",
+        f"schedule {plan.schedule}",
+        seconds_text(plan.step_time_s),
+    ]
+    assert "A rival with stages has its own schedule, named beside it." in section
     assert cells[1] == [
         "slow &amp; safe",
         "4 micro-batches",
@@ -367,4 +374,4 @@ def test_names_are_those_of_the_step() -> None:
     # A plan of an earlier version does not know it.
     old = plan_page(plan)
     assert "Each of 0/params/" in old
-    assert "Names are those of the step" not in old
+    assert "Names are written as in the step" not in old

@@ -256,7 +256,7 @@ def test_what_would_help_is_planned_before_it_is_named(changes: Any, told: str) 
 
 def test_a_state_that_does_not_fit_is_refused_before_tracing() -> None:
     said: list[str] = []
-    told = "take 48 KiB, and the 4 devices .* have 4 KiB"
+    told = "take 48 KiB, and the memory of all devices .* is 4 KiB"
     with pytest.raises(InfeasibleError, match=told):
         planned({}, memory_bytes=1024, offload=False, report=said.append)
     assert not said

@@ -84,7 +84,7 @@ def test_a_deadlock_between_meshes_is_named():
     ("change", "message"),
     [
         ({"num_meshes": 3}, "lists for 2 meshes, not for 3"),
-        ({"mesh_of_stage": (0,)}, "names the meshes of 1 stages, not of 2"),
+        ({"mesh_of_stage": (0,)}, "names the meshes of 1 stage, not of 2"),
         ({"mesh_of_stage": (0, 2)}, "puts stage 1 on mesh 2; meshes are 0 to 1"),
         ({"forward_only": True, "splits_backward": True}, "no backward, so it cannot split it"),
     ],

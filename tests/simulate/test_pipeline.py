@@ -308,7 +308,7 @@ def test_several_boundaries_may_join_the_same_stages():
 @pytest.mark.parametrize(
     ("name", "stages", "boundaries", "message"),
     [
-        ("1f1b", [StageCost(forward_s=1.0)], [], "costs of 1 stages for schedule 1f1b of 2"),
+        ("1f1b", [StageCost(forward_s=1.0)], [], "costs of 1 stage for schedule 1f1b of 2"),
         (
             "zero-bubble-h1",
             [StageCost(forward_s=1.0, backward_s=2.0)] * 2,
@@ -352,4 +352,4 @@ def test_the_simulator_imports_nothing_of_the_planner():
     assert ours
     rooms = {name.split(".")[1] for name in ours}
     # A finished plan is numbers; what found it is in other rooms.
-    assert rooms <= {"errors", "cluster", "plan", "resharding", "schedules", "simulate"}
+    assert rooms <= {"errors", "units", "cluster", "plan", "resharding", "schedules", "simulate"}

@@ -144,7 +144,7 @@ def test_what_does_not_fit_is_named() -> None:
     [
         (
             Changes(cluster=ClusterSpec.virtual("1x p3.8xlarge")),
-            r"field 'stages\[2\]': 2 devices .* not in cluster '1x p3.8xlarge' of 1 hosts and 4",
+            r"field 'stages\[2\]': 2 devices .* not in cluster '1x p3.8xlarge' of 1 host and 4",
         ),
         (Changes(num_microbatches=5), "5 micro-batches do not divide the batch of 32"),
         (Changes(schedule=Interleaved(chunks=2)),

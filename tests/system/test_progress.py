@@ -27,6 +27,16 @@ def test_only_a_block_that_takes_long_shows_lines() -> None:
     assert not logging.getLogger("meshwise").handlers
 
 
+def test_each_line_is_shown_once_and_a_warning_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    at_once: list[str] = []
+    with caplog.at_level(logging.INFO), shown(at_once.append, patience_s=3600.0):
+        say("first")
+        logging.getLogger("meshwise").warning("second")
+    assert [line.split("s  ")[1] for line in at_once] == ["second"]
+    assert caplog.records == []
+    assert logging.getLogger("meshwise").propagate
+
+
 def test_parallelize_logs_what_it_plans(caplog: pytest.LogCaptureFixture) -> None:
     step, state, batch = perceptron((8, 16, 8), 8)
     with caplog.at_level(logging.INFO, logger="meshwise"):

@@ -22,6 +22,7 @@ from meshwise.runtime.device_memory import device_memory_bytes, host_memory_byte
 from meshwise.runtime.job.agreement import check_agreement
 from meshwise.runtime.job.job import current_job
 from meshwise.system.cpu_threads import NUM_THREADS, own_threads, threads_needed
+from meshwise.units import counted
 
 # The processes of a job begin together: one that is not here by then does not come.
 _PATIENCE_S = 30.0
@@ -118,7 +119,8 @@ def cluster_of(processes: Sequence[ProcessDevices]) -> ClusterSpec:
         hosts = list(_machines(processes))
     groups = [list(some) for _, some in groupby(hosts)]
     name = " + ".join(
-        f"{len(some)} hosts of {some[0].num_devices} {some[0].device.name} devices"
+        f"{counted(len(some), 'host')} of "
+        f"{counted(some[0].num_devices, f'{some[0].device.name} device')}"
         for some in groups
     )
     return ClusterSpec(
@@ -132,8 +134,9 @@ def _check_threads(processes: Sequence[ProcessDevices]) -> None:
         needed = threads_needed(each.count)
         if each.threads < needed:
             raise ClusterError(
-                f"XLA:CPU has {each.threads} threads for the {each.count} devices of process "
-                f"{number}, and needs twice as many as devices, or collectives wait for ever; set "
+                f"XLA:CPU has {counted(each.threads, 'thread')} for "
+                f"{counted(each.count, 'device')} of process {number}, and needs twice as many as "
+                "devices, or collectives wait for ever; set "
                 f"{NUM_THREADS}={needed} in the environment before Python starts, as "
                 "`meshwise launch` does"
             )

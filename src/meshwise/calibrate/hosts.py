@@ -26,7 +26,7 @@ from meshwise.runtime.device_memory import device_memory_bytes, host_memory_byte
 from meshwise.runtime.devices import Device
 from meshwise.runtime.job.job import Job
 from meshwise.runtime.transports.choice import transport_of
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 # A host whose network takes so much longer than that of the others is named.
 _SLOW = 1.25
@@ -166,7 +166,7 @@ def cluster_of_hosts(hosts: Sequence[HostSpec], pairs: Sequence[PairPoint]) -> C
     chosen = {kind: network(_middle(some)) for kind, some in kinds.items()}
     in_order = [chosen[host.device.name, host.num_devices] for host in hosts]
     groups = [list(some) for _, some in groupby(in_order)]
-    name = " + ".join(f"{len(some)} hosts of {some[0].name}" for some in groups)
+    name = " + ".join(f"{counted(len(some), 'host')} of {some[0].name}" for some in groups)
     found = tuple(HostGroup(count=len(some), host=some[0]) for some in groups)
     return ClusterSpec(name=f"{name}, measured", groups=found)
 

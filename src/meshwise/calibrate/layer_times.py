@@ -22,6 +22,7 @@ from meshwise.plan.stage import Remat
 from meshwise.runtime.devices import Device
 from meshwise.runtime.pipeline.build import programs_alone
 from meshwise.trace.layers.layering import Layering
+from meshwise.units import counted
 
 # Programs -> seconds of each.
 Measure = Callable[[Sequence[Measurable]], list[float]]
@@ -94,8 +95,8 @@ class MeasuredTimes:
         groups = len(self._devices) // mesh.num_devices
         if not groups:
             raise ClusterError(
-                f"a mesh of {mesh.num_devices} devices cannot be measured: this process sees "
-                f"{len(self._devices)}; plan for these, or without measuring"
+                f"a mesh of {counted(mesh.num_devices, 'device')} cannot be measured: this process "
+                f"sees {len(self._devices)}; plan for these, or without measuring"
             )
         used = np.asarray(self._devices[: groups * mesh.num_devices], dtype=object)
         return Mesh(used.reshape(groups, *mesh.sizes), (_GROUPS, *mesh.names))

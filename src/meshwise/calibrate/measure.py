@@ -21,7 +21,7 @@ from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
 from meshwise.runtime.device_memory import device_memory_bytes
 from meshwise.runtime.devices import Device
-from meshwise.units import MICRO, bytes_text, flop_text, seconds_text
+from meshwise.units import MICRO, bytes_text, counted, flop_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +240,7 @@ def _host(
     """Return what the cost model uses of the measurements."""
     kind = devices[0].device_kind
     count = len(devices)
-    source = f"measured by meshwise calibrate on {created}, all {count} devices at once"
+    source = f"measured by meshwise calibrate on {created}, {counted(count, 'device')} at once"
     device = DeviceSpec(
         name="virtual CPU" if devices[0].platform == "cpu" else kind,
         memory_bytes=memory_bytes,

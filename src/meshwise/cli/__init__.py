@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from meshwise.cli.clock import process_start
-from meshwise.cli.option_names import with_options
+from meshwise.cli.option_names import Command, with_options
 from meshwise.errors import MeshwiseError
 from meshwise.system.collector import collection_paused
 
@@ -30,7 +30,7 @@ COMMANDS = (
 )
 
 # Those that have options for arguments of `mw.parallelize`.
-WITH_OPTIONS = ("train", "plan")
+WITH_OPTIONS: tuple[Command, ...] = ("train", "plan")
 
 # What `pip install 'meshwise[train]'` brings, by the name under which it is imported.
 TRAIN_EXTRA = ("flax", "optax", "orbax")
@@ -53,8 +53,9 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except MeshwiseError as error:
-            has_options = ctx.invoked_subcommand in WITH_OPTIONS
-            text = with_options(str(error)) if has_options else str(error)
+            commands: dict[str | None, Command] = {name: name for name in WITH_OPTIONS}
+            command = commands.get(ctx.invoked_subcommand)
+            text = str(error) if command is None else with_options(str(error), command)
             raise click.ClickException(text) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:

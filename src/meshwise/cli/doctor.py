@@ -19,7 +19,7 @@ EXAMPLES = """
 \b
 Examples:
   meshwise doctor
-      Python, packages, devices, memory, caches, kernels; what is broken has a remedy.
+      Python, packages, devices, memory, caches, the solver; what is broken has a remedy.
 \b
   meshwise doctor --json > doctor.json
       For a report of a bug.
@@ -35,7 +35,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Say what this installation sees, and what is wrong.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 @click.option("--hosts", is_flag=True, help="Check the job of this process, together with it.")
 @click.option("--coordinator", metavar="HOST:PORT", help="Address of process 0. Default: as JAX.")

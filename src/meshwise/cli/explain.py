@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from meshwise.cli.option_names import shown
 from meshwise.cli.outputs import check_writable, echo_text, write_output
 from meshwise.plan.files.json_read import Json
 from meshwise.plan.plan import Plan
@@ -18,7 +19,10 @@ from meshwise.report.plan_file import plan_from_file
 _NOT_SHOWN = ("decisions",)
 
 
-@click.command(epilog="Example: meshwise explain plan.json; `-` reads the standard input.")
+@click.command(
+    epilog="Example: meshwise explain plan.json; `-` reads the standard input.",
+    short_help="Say what a plan file means.",
+)
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 @click.option(
@@ -36,10 +40,11 @@ def explain(plan: Path, as_json: bool, html_file: Path | None) -> None:
     if html_file is not None:
         check_writable(html_file)
     read = plan_from_file(plan)
+    told = shown(read, "plan")
     if html_file is not None:
-        write_output(html_file, plan_page(read))
+        write_output(html_file, plan_page(told))
     if not as_json:
-        echo_text(read.explain(), plan_memory(read).warning_lines())
+        echo_text(told.explain(), plan_memory(read).warning_lines())
         return
     data = _plan_data(read) | plan_memory(read).data()
     click.echo(json.dumps(data, sort_keys=True, indent=1))

@@ -36,8 +36,8 @@ offload_option = click.option(
     "--offload/--no-offload",
     default=None,
     help="Keep state that only the update reads, as moments of an optimizer, in the memory of "
-    "hosts between its uses. Default: where nothing fits without; on one mesh also where that is "
-    "faster.",
+    "hosts between its uses. Default: only where no plan fits without it, on one mesh also where "
+    "it is faster.",
 )
 statistics_option = click.option(
     "--microbatch-statistics",

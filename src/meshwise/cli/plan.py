@@ -13,6 +13,7 @@ import click
 
 from meshwise.api.arguments import positional_parameters
 from meshwise.baselines.rival_method import RivalMethod
+from meshwise.cli.option_names import shown
 from meshwise.cli.outputs import check_writable, write_output
 from meshwise.cli.params import (
     ByteSize,
@@ -78,7 +79,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Find the fastest plan for a step on a cluster.")
 @click.option("--model", help=f"A model by name: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
 @click.option(
@@ -86,7 +87,7 @@ Examples:
     type=ClusterName(),
     required=True,
     help="Hosts by name, as '8x dgx-h100'; a TPU slice, as v5e-256; virtual CPU devices, as "
-    "'8 cpu'; or a file. What is not known is answered with the names that are.",
+    "'8 cpu'; or a file. An unknown name is answered with the known ones.",
 )
 @batch_option
 @dtype_option
@@ -94,8 +95,8 @@ Examples:
 @click.option(
     "--layers",
     type=click.IntRange(1),
-    help="Into how many layers the model is cut; by default as many as repeat: one or more for "
-    "each block of the model.",
+    help="Number of layers into which the model is cut. Default: one or more for each block of "
+    "the model, as it repeats.",
 )
 @click.option(
     "--microbatches",
@@ -107,8 +108,8 @@ Examples:
 @click.option(
     "--stages",
     type=click.IntRange(1),
-    help="Number of stages; by default the fastest of all, one included. (In Python the default is "
-    "one mesh; mw.Auto(stages='auto') does what this command does.)",
+    help="Number of stages. Default: the fastest number, 1 included. (In Python the default "
+    "is one mesh; mw.Auto(stages='auto') does what this command does.)",
 )
 @click.option(
     "--schedule",
@@ -130,7 +131,8 @@ Examples:
     "remats",
     multiple=True,
     type=click.Choice(REMATS),
-    help="What the backward pass may compute again; may be repeated. none and full by default.",
+    help="What the backward pass may compute again: nothing; all but dense products of weights; "
+    "all of a layer. May be repeated. Default: none and full.",
 )
 @click.option(
     "--memory", type=ByteSize(), help="Memory of a device, as 14GiB; the cluster's by default."
@@ -148,13 +150,14 @@ Examples:
     "--all-devices/--any-devices",
     "use_all_devices",
     default=None,
-    help="Whether devices may stay idle; by default they may where hosts differ.",
+    help="Use all devices, or let some stay idle. Default: all; where hosts differ, some may stay "
+    "idle.",
 )
 @click.option(
     "--measure",
     is_flag=True,
     help="Time layers on this host's devices; the cluster may have no more devices than this host. "
-    "Times are kept.",
+    "The times are kept for later plans.",
 )
 @click.option(
     "--verify",
@@ -167,9 +170,9 @@ Examples:
     "--as",
     "trainer",
     type=click.Choice(list(TRAINERS)),
-    help="In place of the plan, print the options with which a trainer that is not ours is "
-    "fastest, how much faster the plan without it is (the free plan), and the trainer's limits: "
-    f"{', '.join(t.title for t in TRAINERS.values())}. --out writes the free plan.",
+    help=f"For another trainer ({', '.join(t.title for t in TRAINERS.values())}): print, in place "
+    "of the plan, the options with which it is fastest, what it cannot express, and how much "
+    "faster the free plan is, which may be any plan. --out writes the free plan.",
 )
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The plan as JSON.")
 @click.option(
@@ -286,7 +289,8 @@ def plan(
     is_lost = any(path == out for path, _ in unwritten)
     if trainer is None or is_lost:
         as_json = as_json or is_lost
-        click.echo(found.to_json() if as_json else found.explain(), nl=False)
+        text = found.to_json() if as_json else shown(found, "plan").explain()
+        click.echo(text, nl=False)
     else:
         answer = _answer(trainer, planned, request, report)
         if answer.plan is not planned.plan:
@@ -365,7 +369,10 @@ def _texts(
 ) -> dict[Path | None, Callable[[], str]]:
     """Return what is written to each file that is asked for; the plan before rivals are priced."""
     texts: dict[Path | None, Callable[[], str]] = {trace: partial(chrome_trace, timeline)}
-    return texts | {out: plan.to_json, page: lambda: plan_page(plan, rivals=rivals())}
+    return texts | {
+        out: plan.to_json,
+        page: lambda: plan_page(shown(plan, "plan"), rivals=rivals()),
+    }
 
 
 def _unwritten(texts: Mapping[Path | None, Callable[[], str]]) -> Iterator[tuple[Path, str]]:

@@ -23,6 +23,7 @@ from meshwise.assignment.kernel_set import KERNELS
 from meshwise.assignment.options import Watch
 from meshwise.errors import SolverError
 from meshwise.kernels.background import compiling
+from meshwise.units import counted
 
 # Kept back for writing the answer and ending the process: at most so much, and a part of the limit.
 _RESERVE_S = 0.5
@@ -33,7 +34,8 @@ _SHOW_EVERY_S = 1.0
 
 @click.command(
     epilog="Example: meshwise solve problem.json.gz --time-limit 60 > choices.txt\n\n"
-    "Ctrl-C ends the search with the best solution so far."
+    "Ctrl-C ends the search with the best solution so far.",
+    short_help="Solve an assignment problem from a file.",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
@@ -143,7 +145,7 @@ class _View:
     def progress(self, now: Progress) -> None:
         """One line of what is known."""
         if not now.has_kernels:
-            self.line(f"no kernels yet: a first solution costs {now.cost}")
+            self.line(f"the solver is not compiled yet: a first solution costs {now.cost}")
             return
         if now.seconds - self.shown < _SHOW_EVERY_S:
             return
@@ -152,7 +154,7 @@ class _View:
         cost = "none yet" if now.cost is None else str(now.cost)
         self.line(
             f"{now.seconds:7.1f} s  cost {cost}  bound {now.bound}  gap {gap}  "
-            f"{now.num_nodes} nodes left"
+            f"{counted(now.num_nodes, 'node')} left"
         )
 
     def end(self, answer: Answer) -> None:

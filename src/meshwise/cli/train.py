@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ from meshwise.cli.train_hosts import (
     run_on_ray,
 )
 from meshwise.cli.train_view import TrainView
+from meshwise.errors import PlanWarning
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.schedules.registry import ALL, choices
@@ -95,7 +97,11 @@ def _option(*names: str, **settings: Any) -> Any:
     return click.option(*names, show_default=settings.get("default") is not None, **settings)
 
 
-@click.command(cls=ArgumentsKept, epilog=EXAMPLES)
+@click.command(
+    cls=ArgumentsKept,
+    epilog=EXAMPLES,
+    short_help="Train a GPT or a Llama on text, or a step of your own.",
+)
 @click.pass_context
 @click.option(
     "--step",
@@ -122,12 +128,14 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option("--steps", type=click.IntRange(1), default=400, help="Step at which the run ends.")
 @_option("--lr", type=click.FloatRange(0, min_open=True), default=3e-3, help="Peak learning rate.")
 @_option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, help="Dropout rate.")
-@_option("--seed", type=click.IntRange(0), default=0, help="Of parameters, data order, dropout.")
+@_option(
+    "--seed", type=click.IntRange(0), default=0, help="Seed of parameters, order of data, dropout."
+)
 @_option(
     "--devices",
     type=click.IntRange(0),
     default=8,
-    help="Virtual CPU devices. 0: the accelerators that JAX finds.",
+    help="Number of virtual CPU devices; 0 takes the accelerators that JAX finds.",
 )
 @_option(
     "--hosts",
@@ -149,7 +157,7 @@ def _option(*names: str, **settings: Any) -> Any:
     "--cluster",
     type=ClusterName(),
     metavar="FILE",
-    help="What the planner thinks of the devices: a profile of `meshwise calibrate` or a TOML "
+    help="How fast the devices are, for the planner: a profile of `meshwise calibrate`, or a TOML "
     "file. Default: built-in numbers.",
 )
 @_option(
@@ -227,7 +235,8 @@ def _option(*names: str, **settings: Any) -> Any:
     "html_file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A page about the plan; with --stages the same step is in it, below the simulated one.",
+    help="A page about the plan. With --stages it also shows the third step of this call, measured "
+    "as for --trace.",
 )
 @click.option("--dump-plan", is_flag=True, help="Print the plan as JSON before training.")
 @_option(
@@ -340,11 +349,34 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
     """Run the training, and say in one line what ends it early."""
     follow = None if job is None else followed
     try:
-        with view, shown(view.note), _signals_set(flag, view), told_to_all(job):
+        with (
+            view,
+            shown(view.note),
+            _plan_warnings_shown(view),
+            _signals_set(flag, view),
+            told_to_all(job),
+        ):
             return run_training(options, step_builder(options), view, flag.is_set, job, follow)
     except KeyboardInterrupt:
         view.note("stopped; what was saved stays")
         sys.exit(flag.exit_code)
+
+
+@contextmanager
+def _plan_warnings_shown(view: TrainView) -> Generator[None]:
+    """Let the view say what a plan warns of, in the words of the command."""
+    with warnings.catch_warnings():  # It restores `showwarning`.
+        warnings.simplefilter("always", PlanWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, PlanWarning):
+                view.on_plan_warning(str(message))
+            else:
+                usual(message, category, *place)
+
+        warnings.showwarning = show
+        yield
 
 
 def _folder_of(step: str | None) -> Path:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import jax
 from rich.console import Console
@@ -24,12 +24,14 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from meshwise.cli.option_names import with_options
+from meshwise.cli.option_names import shown, with_options
+from meshwise.jax_compat.arrays import HOST_MEMORY
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
 from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
+from meshwise.plan.text.columns import dims_text, with_place
 from meshwise.plan.text.explain import mesh_text
 from meshwise.plan.text.optimum import optimum_text
 from meshwise.report.host_stats import HostStats, hosts_text
@@ -99,6 +101,7 @@ class TrainView:
         )
         self._task: TaskID | None = None
         self._is_planned = False
+        self._plan_warnings: list[str] = []
         self._planned_at = 0.0
 
     @property
@@ -134,10 +137,10 @@ class TrainView:
         devices = jax.devices()
         self._console.print(Text.assemble((training.name, "bold"), " ", training.about))
         self._console.print(
-            f"{len(devices)} x {devices[0].device_kind} devices; {training.amount} a step, "
-            f"micro-batches: {options.num_microbatches}, method: {options.method}"
+            f"{counted(len(devices), f'{devices[0].device_kind} device')}; {training.amount} a "
+            f"step, micro-batches: {options.num_microbatches}, method: {options.method}"
         )
-        once = "; kernels that it needs are compiled too, once, in a minute at most"
+        once = "; the solver is compiled too, once, in a minute at most"
         self.note(f"planning{'' if has_kernels() else once}")
 
     def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
@@ -152,7 +155,7 @@ class TrainView:
         if self._trace_file is not None:
             self._unwritten.append(f"no step was measured for {self._trace_file}")
         if self._html_file is not None and plan is not None:
-            self._write(self._html_file, plan_page(plan))
+            self._write(self._html_file, plan_page(shown(plan, "train")))
         elif self._html_file is not None:
             self._unwritten.append(f"no plan of these settings is kept for {self._html_file}")
 
@@ -169,12 +172,25 @@ class TrainView:
         self._console.print(
             plan_table(plan, plan_s, limit) if is_one else pipeline_table(plan, plan_s)
         )
-        for warning in plan.warnings:
-            self._warn(with_options(warning))
+        told = shown(plan, "train")
+        for warning in dict.fromkeys((*self._plan_warnings, *told.warnings)):
+            self._warn(warning)
         if is_one and self._html_file is not None:
-            self._write(self._html_file, plan_page(plan))
+            self._write(self._html_file, plan_page(told))
         self.note("compiling the step for the devices")
         self._planned_at = time.perf_counter()
+
+    def on_plan_warning(self, text: str) -> None:
+        """Say what a plan warns of, below its tables.
+
+        Args:
+            text: The warning, after the name of the step.
+        """
+        warning = with_options(text.partition(": ")[2], "train")
+        if self._is_planned:
+            self._warn(warning)
+        else:
+            self._plan_warnings.append(warning)
 
     def on_resume(self, step: int) -> None:
         """Say where the run goes on."""
@@ -211,7 +227,7 @@ class TrainView:
             self._write(self._trace_file, chrome_trace(timeline))
         if self._html_file is not None:
             assert self._plan is not None
-            self._write(self._html_file, plan_page(self._plan, timeline, hosts))
+            self._write(self._html_file, plan_page(shown(self._plan, "train"), timeline, hosts))
 
     def _write(self, file: Path, text: str) -> None:
         """Write a file; the run goes on without it."""
@@ -312,36 +328,37 @@ def layout_table(state: PyTree, plan: Plan) -> Table:
         plan: Whose stages hold it.
     """
     params, opt_state = state, None
-    columns = ["array", "shape", "times", "it is"]
+    columns = ["array", "shape", "count", "layout"]
     if isinstance(state, TrainState):
         params, opt_state = state.params, state.opt_state
-        columns = ["parameter", "shape", "times", "parameter is", "its moments are"]
+        columns = ["parameter", "shape", "count", "layout", "moments"]
     moments: dict[str, list[str]] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
         # Optax keeps a tree like that of the parameters below each moment.
         for depth in range(len(path)):
             moments.setdefault(_name(path[depth:]), []).append(_layout(leaf))
-    rows: dict[tuple[str, ...], int] = {}
+    rows: dict[tuple[str, ...], list[str]] = {}
     has_stages = len(plan.stages) > 1
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         name = _name(path)
         kept = (", ".join(dict.fromkeys(moments.get(name, []))),) if opt_state is not None else ()
         where = (_holders(leaf, plan),) if has_stages else ()
-        shape = " x ".join(map(str, leaf.shape)) or "scalar"
+        shape = "x".join(map(str, leaf.shape)) or "scalar"
         row = (_NUMBER.sub("*", name), shape, *where, _layout(leaf), *kept)
-        rows[row] = rows.get(row, 0) + 1
+        rows.setdefault(row, []).append(name)
     mesh = _mesh(jax.tree.leaves(params)[0])
-    told = "an axis stands for a dim that is split over it"
+    told = "P(-, x): dim 0 is whole, dim 1 is split over axis x"
     if has_stages:
         mesh = _stages_title(plan)
-        told += "; `stages`: over the stages that hold it"
+        told += "; stages: over the stages that hold it"
         columns.insert(2, "stage" if _is_one_to_one(plan) else "mesh")
     table = Table(title=f"state on {mesh} ({told})", title_justify="left")
     for column in columns:
-        table.add_column(column)
-    times = columns.index("times")
-    for row, count in rows.items():
-        table.add_row(*row[:times], str(count), *row[times:])
+        table.add_column(column, overflow="fold")
+    count = columns.index("count")
+    for (pattern, *cells), names in sorted(rows.items(), key=lambda row: row[0][0]):
+        row = [pattern if len(names) > 1 else names[0], *cells]
+        table.add_row(*row[:count], str(len(names)), *row[count:])
     return table
 
 
@@ -371,7 +388,7 @@ def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
         collective_sums(plan.collectives, [plan.mesh]).items()
     ):
         what = f"{kind} over {' '.join(axes)}"
-        table.add_row(what, f"{count} times, {bytes_text(num_bytes)} in all")
+        table.add_row(what, f"{counted(count, 'time')}, {bytes_text(num_bytes)} in all")
     return table
 
 
@@ -452,14 +469,13 @@ def _mesh(leaf: jax.Array) -> str:
 
 
 def _layout(leaf: jax.Array) -> str:
-    """Return the axes that split each dim, as `- x*y -`; `whole` if no dim is split."""
-    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
-        return "whole"
-    words: list[str] = []
-    for entry in (*leaf.sharding.spec, *[None] * (leaf.ndim - len(leaf.sharding.spec))):
-        axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-        words.append("*".join(map(str, axes)) or "-")
-    return " ".join(words) if any(word != "-" for word in words) else "whole"
+    """Return how an array lies, as plans write it: `P(-, (x, y))`."""
+    entries: tuple[Any, ...] = ()
+    if isinstance(leaf.sharding, jax.sharding.NamedSharding):
+        entries = tuple(leaf.sharding.spec)
+    entries += (None,) * (leaf.ndim - len(entries))
+    dims = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
+    return with_place(dims_text(dims), in_host=leaf.sharding.memory_kind == HOST_MEMORY)
 
 
 def _seconds(summary: TrainSummary) -> str:
@@ -471,8 +487,16 @@ def _seconds(summary: TrainSummary) -> str:
         "checkpoints": summary.checkpoints_s,
     }
     parts["other"] = summary.wall_s - sum(parts.values())
-    told = ", ".join(f"{name} {s:.1f} s" for name, s in parts.items() if s >= _LEAST_S)
+    more = {"checkpoints": _first_save(summary)}
+    told = ", ".join(
+        f"{name} {s:.1f} s{more.get(name, '')}" for name, s in parts.items() if s >= _LEAST_S
+    )
     return f"{summary.wall_s:.1f} s in this call{f': {told}' if told else ''}"
+
+
+def _first_save(summary: TrainSummary) -> str:
+    first_s = summary.first_save_s
+    return f" (the first {first_s:.1f} s, in which Orbax starts)" if first_s >= _LEAST_S else ""
 
 
 def _losses(summary: TrainSummary) -> str:

@@ -33,7 +33,7 @@ Examples:
 DOES_NOT_FIT = 3
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(epilog=EXAMPLES, short_help="Compile a plan's programs for its devices.")
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--model", help=f"The model that was planned: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
@@ -56,8 +56,8 @@ def verify(
 ) -> None:
     """Compile the programs of the plan in the file PLAN with the compiler of a target.
 
-    No device is needed. Programs that were compiled once are kept in the user's cache folder. Ends
-    with 3 if the plan does not fit by the compiler, with 1 if it cannot be verified.
+    No device is needed. Programs that were compiled once are kept in the user's cache folder.
+    The exit code is 3 if the compiler finds that the plan does not fit, 1 if it cannot be verified.
     """
     start = time.monotonic()
 

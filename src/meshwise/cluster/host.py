@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
+from meshwise.units import counted
 
 # Larger than any that was built; beyond it a number is a mistake, and tables would not end.
 MAX_DEVICES = 131072
@@ -214,11 +215,12 @@ def check_size(groups: Sequence[HostGroup], where: str) -> None:
         if group.count < 1 or group.host.num_devices < 1 or group.host.num_nics < 1:
             raise ClusterError(
                 f"{where}: a group needs at least one host with a device and a NIC, got "
-                f"{group.count} hosts {group.host.name!r} with {group.host.num_devices} devices "
-                f"and {group.host.num_nics} NICs"
+                f"{counted(group.count, 'host')} {group.host.name!r} with "
+                f"{counted(group.host.num_devices, 'device')} "
+                f"and {counted(group.host.num_nics, 'NIC')}"
             )
     num_devices = sum(group.count * group.host.num_devices for group in groups)
     if num_devices > MAX_DEVICES:
         raise ClusterError(
-            f"{where}: {num_devices} devices; at most {MAX_DEVICES} can be planned for"
+            f"{where}: {counted(num_devices, 'device')}; at most {MAX_DEVICES} can be planned for"
         )

@@ -21,6 +21,7 @@ from meshwise.cluster.submesh import Submesh, SubmeshKind
 from meshwise.cluster.text import groups_of
 from meshwise.cluster.views import MAX_AXES, axis_names, check_shape, factorisations
 from meshwise.errors import ClusterError
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,15 +220,15 @@ class ClusterSpec:
         """
         if num_hosts < 1 or first_host < 0 or first_host + num_hosts > self.num_hosts:
             raise ClusterError(
-                f"submesh of {num_hosts} hosts from host {first_host} on; cluster {self.name!r} "
-                f"has hosts 0 to {self.num_hosts - 1}, and a submesh at least one"
+                f"submesh of {counted(num_hosts, 'host')} from host {first_host} on; cluster "
+                f"{self.name!r} has hosts 0 to {self.num_hosts - 1}, and a submesh at least one"
             )
         host = slowest(self.kinds_of(first_host, num_hosts))
         count = host.num_devices - first_device if num_devices is None else num_devices
         if count < 1 or first_device < 0 or first_device + count > host.num_devices:
             raise ClusterError(
-                f"submesh of {count} devices a host from device {first_device} on; its hosts have "
-                f"{host.num_devices} devices, and a submesh at least one"
+                f"submesh of {counted(count, 'device')} a host from device {first_device} on; its "
+                f"hosts have {counted(host.num_devices, 'device')}, and a submesh at least one"
             )
         kind = SubmeshKind(host=host, num_hosts=num_hosts, devices_per_host=count)
         return Submesh(kind=kind, first_host=first_host, first_device=first_device)
@@ -338,12 +339,12 @@ class ClusterSpec:
         count, size = math.prod(shape), self.devices_per_host
         if count > self.num_devices:
             raise ClusterError(
-                f"mesh shape {shape} needs {count} devices; cluster {self.name!r} has "
-                f"{self.num_devices} ({self.num_hosts} hosts of {size})"
+                f"mesh shape {shape} needs {counted(count, 'device')}; cluster {self.name!r} has "
+                f"{self.num_devices} ({counted(self.num_hosts, 'host')} of {size})"
             )
         if count > size and count % size:
             raise ClusterError(
-                f"mesh shape {shape} has {count} devices; more than one host of cluster "
+                f"mesh shape {shape} has {counted(count, 'device')}; more than one host of cluster "
                 f"{self.name!r} must be whole hosts of {size}"
             )
         num_hosts = max(count // size, 1)

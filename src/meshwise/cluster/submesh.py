@@ -10,6 +10,7 @@ from meshwise.cluster.host import HostSpec
 from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.views import MAX_AXES, axis_names, check_shape, logical_mesh, view_shapes
 from meshwise.errors import ClusterError
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +57,9 @@ class SubmeshKind:
         check_shape(shape)
         if math.prod(shape) != self.num_devices:
             raise ClusterError(
-                f"mesh shape {shape} has {math.prod(shape)} devices; the submesh has "
-                f"{self.num_devices} ({self.num_hosts} hosts with {self.devices_per_host} each)"
+                f"mesh shape {shape} has {counted(math.prod(shape), 'device')}; the submesh has "
+                f"{self.num_devices} ({counted(self.num_hosts, 'host')} with "
+                f"{self.devices_per_host} each)"
             )
         return logical_mesh(self.host, self.devices_per_host, shape, names)
 

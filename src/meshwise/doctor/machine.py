@@ -73,11 +73,11 @@ def check_kernels() -> list[Finding]:
     except Exception as error:
         text = f"Numba cannot be loaded: {type(error).__name__}: {error}"
         remedy = 'pip install --force-reinstall "numba>=0.61"'
-        return [Finding(what="solver kernels", status="broken", found=text, remedy=remedy)]
+        return [Finding(what="solver code", status="broken", found=text, remedy=remedy)]
     if folder is None:
         return [
             Finding(
-                what="kernel cache",
+                what="solver cache",
                 status="broken",
                 found="no folder can be written that is this user's own",
                 remedy="set XDG_CACHE_HOME to a folder that only this user can write",
@@ -114,22 +114,22 @@ def check_records(folder: Path | None = None) -> Finding:
 
 
 def check_folder(folder: Path, free_bytes: int | None = None) -> Finding:
-    """Return whether there is space where kernels are kept."""
+    """Return whether there is space where the solver's code is kept."""
     free = shutil.disk_usage(folder).free if free_bytes is None else free_bytes
     text = f"{folder}, {bytes_text(free)} free"
     if free < _LEAST_DISK:
         remedy = "make space, or set XDG_CACHE_HOME to another disk"
-        return Finding(what="kernel cache", status="note", found=text, remedy=remedy)
-    return Finding(what="kernel cache", status="ok", found=text)
+        return Finding(what="solver cache", status="note", found=text, remedy=remedy)
+    return Finding(what="solver cache", status="ok", found=text)
 
 
 def check_complete(*, is_complete: bool) -> Finding:
     """Return whether all kernels are compiled."""
     if is_complete:
-        return Finding(what="solver kernels", status="ok", found="all compiled")
+        return Finding(what="solver code", status="ok", found="compiled")
     return Finding(
-        what="solver kernels",
+        what="solver code",
         status="note",
-        found="not all compiled",
-        remedy="the first large problem compiles them (a minute at most); `make setup` does it now",
+        found="not all of it is compiled",
+        remedy="the first large problem compiles it (a minute at most); `make setup` does it now",
     )

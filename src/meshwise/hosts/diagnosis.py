@@ -11,7 +11,7 @@ from meshwise.doctor.finding import Finding
 from meshwise.hosts.card import Card
 from meshwise.hosts.host_name import is_loopback
 from meshwise.hosts.link_speed import LinkSpeed
-from meshwise.units import bytes_text, seconds_text
+from meshwise.units import bytes_text, counted, seconds_text
 
 # A link is worth a note where it is so many times slower than the median of its kind.
 _SLOW_RATIO = 4.0
@@ -75,8 +75,8 @@ def check_processes(call: RollCall) -> Finding:
         if times > 1
     ]
     wrong += [
-        f"{card.who} thinks that there are {card.num_processes} processes, process 0 that there "
-        f"are {call.num_processes}"
+        f"{card.who} thinks that the job has {counted(card.num_processes, 'process')}, process 0 "
+        f"that it has {call.num_processes}"
         for card in call.cards
         if card.num_processes != call.num_processes
     ]

@@ -32,6 +32,7 @@ from meshwise.hosts.ports import LOOPBACK, check_free, free_ports
 from meshwise.system.cause_file import CAUSE_FILE, first_cause
 from meshwise.system.cpu_threads import thread_variables
 from meshwise.system.exit_codes import START_AGAIN
+from meshwise.units import plural
 
 _WORKER = (sys.executable, "-P", "-m", "meshwise.hosts.worker")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -335,4 +336,4 @@ def _as_shells(exit_code: int) -> int:
 
 
 def _hosts_text(numbers: list[int]) -> str:
-    return f"host{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+    return f"{plural(len(numbers), 'host')} {', '.join(map(str, numbers))}"

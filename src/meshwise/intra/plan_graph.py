@@ -29,9 +29,10 @@ from meshwise.intra.propagate import propagate
 from meshwise.intra.regions import Region
 from meshwise.intra.ties import find_ties, tied_problem, untied
 
-# Above this many nodes equal layers are planned equally.
+# Above this many nodes equal layers are planned equally (`intra/ties`). The first and the last ones
+# stand beside other operators, so that they may have layouts of their own.
 _TIE_NODES = 400
-TIED = "equal layers planned equally"
+TIED = "equal layers planned equally (the first and last may differ)"
 FREE = "every layer planned freely"
 
 

@@ -220,6 +220,18 @@ def bodies(params: Mapping[str, Any]) -> list[FlatJaxpr]:
     return cast(list[FlatJaxpr], list(jex_core.jaxprs_in_params(dict(params))))
 
 
+def closed_bodies(params: Mapping[str, Any]) -> list[ClosedJaxpr]:
+    """Find the jaxprs among the parameters of an equation that capture nothing.
+
+    Args:
+        params: The parameters.
+
+    Returns:
+        The jaxprs, closed.
+    """
+    return [closed_jaxpr(cast(Jaxpr, body)) for body in bodies(params) if not body.constvars]
+
+
 def while_parts(params: Mapping[str, Any]) -> tuple[Jaxpr, Jaxpr, int, int]:
     """Return the parts of a `while` equation.
 

@@ -28,8 +28,8 @@ threading.Thread(target=end_with_parent, daemon=True).start()
 from meshwise.kernels.background import compile_part
 compile_part("{module}", "{part}")
 """
-_NOTICE = "compiling the solver's kernels, {often}: less than a minute"
-_NO_FOLDER = "as no folder for them can be written (XDG_CACHE_HOME), each time"
+_NOTICE = "compiling the solver, {often}: less than a minute"
+_NO_FOLDER = "as no folder for its code can be written (XDG_CACHE_HOME), each time"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from meshwise.plan.places import check_places
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Layer, Stage
 from meshwise.schedules.registry import is_forward_only
+from meshwise.units import counted
 
 
 def check_consistent(plan: PlanRecord) -> None:
@@ -46,7 +47,8 @@ def _check_schedule(plan: PlanRecord) -> None:
     if plan.schedule == ONE_PROGRAM and (len(plan.stages), len(plan.stages[0].layers)) != (1, 1):
         raise PlanError(
             f"field 'schedule': {ONE_PROGRAM} is one stage of one layer, the plan has "
-            f"{len(plan.stages)} stages, the first of {len(plan.stages[0].layers)} layers"
+            f"{counted(len(plan.stages), 'stage')}, the first of "
+            f"{counted(len(plan.stages[0].layers), 'layer')}"
         )
     if plan.batch_size % plan.num_microbatches:
         raise PlanError(
@@ -106,7 +108,7 @@ def _check_axes(layouts: Sequence[Layout], num_axes: int, where: str) -> None:
 def _check_cuts(plan: PlanRecord) -> None:
     num_layers = plan.stages[-1].last_layer + 1
     if plan.cuts and len(plan.cuts) != num_layers:
-        raise PlanError(f"field 'cuts': {len(plan.cuts)} for {num_layers} layers")
+        raise PlanError(f"field 'cuts': {len(plan.cuts)} for {counted(num_layers, 'layer')}")
     following = 0
     for number, (first, last) in enumerate(plan.cuts):
         if first != following or last < first:
@@ -133,8 +135,8 @@ def _check_decisions(plan: PlanRecord) -> None:
     inputs = plan.decisions[layer.decision].inputs
     if len(layer.arguments) != len(inputs):
         raise PlanError(
-            f"field 'stages[0].layers[0].arguments': {len(layer.arguments)} arguments, but "
-            f"{len(inputs)} layouts in 'decisions[{layer.decision}].inputs'"
+            f"field 'stages[0].layers[0].arguments': {counted(len(layer.arguments), 'argument')}, "
+            f"but {counted(len(inputs), 'layout')} in 'decisions[{layer.decision}].inputs'"
         )
     for place, (argument, layout) in enumerate(zip(layer.arguments, inputs, strict=True)):
         if argument.layout != layout:
@@ -149,7 +151,8 @@ def _check_collectives(plan: PlanRecord) -> None:
         where = f"collectives[{number}]"
         if item.stage >= len(plan.stages):
             raise PlanError(
-                f"field '{where}.stage': {item.stage} is not one of {len(plan.stages)} stages"
+                f"field '{where}.stage': {item.stage} is not one of "
+                f"{counted(len(plan.stages), 'stage')}"
             )
         names = plan.stages[item.stage].mesh.names
         for name in item.axes:

@@ -19,7 +19,7 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 # What to do where the planner itself made a plan that does not fit.
 REPORT = (
@@ -179,8 +179,8 @@ def check_state_fits(state_bytes: int, cluster: ClusterSpec, memory_bytes: int |
     devices = math.ceil(state_bytes / max(size for _, size in sizes))
     raise InfeasibleError(
         f"the arguments of the step that are not batch data (parameters, optimizer state) take "
-        f"{bytes_text(state_bytes)}, and the {cluster.num_devices} devices of {cluster.name} have "
-        f"{bytes_text(has)} of memory together. They alone need at least {bytes_text(each)} on "
-        f"each of these devices, or {devices} devices like the largest of them; use more devices, "
+        f"{bytes_text(state_bytes)}, and the memory of all devices of {cluster.name} is "
+        f"{bytes_text(has)}. They alone need at least {bytes_text(each)} on each device, or "
+        f"{counted(devices, 'device')} like the largest one there; use more devices, "
         "a smaller model, or an optimizer that keeps less"
     )

@@ -9,6 +9,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.stage import Stage
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +74,16 @@ def check_places(stages: Sequence[Stage], cluster: ClusterSpec) -> None:
         hosts, devices = stage.submesh
         if stage.mesh.num_devices != stage.num_devices:
             raise PlanError(
-                f"field 'stages[{number}].mesh': {stage.mesh.num_devices} devices, but 'submesh' "
-                f"has {hosts} x {devices}"
+                f"field 'stages[{number}].mesh': {counted(stage.mesh.num_devices, 'device')}, but "
+                f"'submesh' has {hosts} x {devices}"
             )
         first = stage_hosts(stage, cluster)
         if first is None:
             raise PlanError(
-                f"field 'stages[{number}]': {devices} devices of each of {hosts} hosts from device "
-                f"{stage.first_device} on are not in cluster {cluster.name!r} of "
-                f"{cluster.num_hosts} hosts and {cluster.num_devices} devices; plan for that "
+                f"field 'stages[{number}]': {counted(devices, 'device')} of each of "
+                f"{counted(hosts, 'host')} from device {stage.first_device} on are not in cluster "
+                f"{cluster.name!r} of {counted(cluster.num_hosts, 'host')} and "
+                f"{counted(cluster.num_devices, 'device')}; plan for that "
                 "cluster"
             )
         if _place(stage) in known:

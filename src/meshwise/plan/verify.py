@@ -192,7 +192,7 @@ def _made(what: str, rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -
     if not is_feasible(rule, strategy, sizes):
         raise PlanError(
             f"{what}: strategy {strategy} does not divide its loops evenly"
-            + (", or cuts blocks shorter than their edges" if rule.halos else "")
+            + (", or makes tiles shorter than their halos" if rule.halos else "")
         )
     operands, results = (
         operand_layouts(rule, strategy, sizes),

@@ -201,7 +201,7 @@ def _collective_warnings(work: Work, mesh: LogicalMesh, step_time_s: float) -> I
     if sent_s > _COLLECTIVE_SHARE * step_time_s:
         count = sum(item.count for item in work.collectives)
         yield (
-            f"{counted(count, 'collective')} take {sent_s / step_time_s:.0%} of a step; with a "
+            f"{sent_s / step_time_s:.0%} of a step goes to {counted(count, 'collective')}; with a "
             "larger batch, or on fewer devices, this share is smaller"
         )
 

@@ -27,6 +27,7 @@ from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pins import meshes_with_axes
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
 from meshwise.trace.layers.layering import Layering
+from meshwise.units import counted
 
 # If the least memory that was found is more than there is by less than this factor, it is searched.
 _NEARLY = 1.1
@@ -214,8 +215,8 @@ def _contradiction(
     kinds, _ = submeshes_of(cluster, every=every, memory_bytes=None, also=also)
     shapes = list(dict.fromkeys(kind.shape for kind in kinds))
     there = (
-        f"there are {num_layers} layers, {cluster.num_devices} devices of {cluster.name}, "
-        f"submeshes {', '.join(map(_shape_text, shapes))}"
+        f"there are {counted(num_layers, 'layer')}, {counted(cluster.num_devices, 'device')} of "
+        f"{cluster.name}, submeshes {', '.join(map(_shape_text, shapes))}"
     )
     possible = dict.fromkeys(kind.shape for kind in cluster.submesh_kinds(every=every))
     lacks = [text for pin in pins if (text := _lack(pin, shapes, possible))]
@@ -242,10 +243,10 @@ def _lack(
         return ""
     others = [_shape_text(shape) for shape in possible if math.prod(shape) == count]
     if not others:
-        return f"there is no submesh of {count} devices"
+        return f"there is no submesh of {counted(count, 'device')}"
     name = pin.text.partition("=")[0].replace("mesh", "submesh", 1)
     how = f"{name}={others[0]}"
-    return f"a submesh of {count} devices is searched only if it is pinned too, as {how}"
+    return f"a submesh of {counted(count, 'device')} is searched only if it is pinned too, as {how}"
 
 
 def _shape_text(shape: tuple[int, int]) -> str:

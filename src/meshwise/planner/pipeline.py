@@ -22,6 +22,7 @@ from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.background import compiling_behind
 from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
+from meshwise.planner.attention_hint import with_attention_hint
 from meshwise.planner.layers_offload import checked_hosts, layers_offload, offloadable_bytes
 from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.mesh_plan import replicated_warnings
@@ -38,6 +39,7 @@ from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.stacks.unstack import unstacked
 from meshwise.trace.step import OpenStep, Statistics, StepSignature, open_step, state_bytes
+from meshwise.units import counted
 
 
 def layers_of(
@@ -176,7 +178,8 @@ def plan_pipeline(
             *replicated_warnings(found.plan.replicated, " of its stage"),
         ),
     )
-    return replace(found, plan=plan)
+    forward = found.layers.split.forward.jaxpr
+    return replace(found, plan=with_attention_hint(plan, lambda: forward))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +203,9 @@ def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], obj
     )
     for note in layers.ends.notes if layers.ends else ():
         report(note)
-    report(f"{len(layers.classes)} layers of {len(set(layers.classes))} kinds")
+    report(
+        f"{counted(len(layers.classes), 'layer')} of {counted(len(set(layers.classes)), 'kind')}"
+    )
     return _CutStep(
         layers=layers,
         options=search_options(layers, flop, request),

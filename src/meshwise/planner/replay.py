@@ -28,6 +28,7 @@ from meshwise.planner.step_call import StepCall
 from meshwise.simulate.plan import simulate_plan
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import Statistics
+from meshwise.units import counted
 
 
 def replayed_pipeline(
@@ -127,7 +128,8 @@ def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
     def cut(chain: OperatorChain) -> Ranges:
         if plan.cuts[-1][1] + 1 != chain.num_operators:
             raise PlanError(
-                f"the plan is for another step: its layers have {plan.cuts[-1][1] + 1} operators, "
+                "the plan is for another step: its layers have "
+                f"{counted(plan.cuts[-1][1] + 1, 'operator')}, "
                 f"the forward pass of this one {chain.num_operators}; {REMEDY}"
             )
         return plan.cuts
@@ -143,8 +145,8 @@ def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
     )
     if layers.batch_size != plan.batch_size:
         raise PlanError(
-            f"the plan is for a batch of {plan.batch_size} rows, this one has {layers.batch_size}; "
-            f"{REMEDY}"
+            f"the plan is for a batch of {counted(plan.batch_size, 'row')}, this one has "
+            f"{layers.batch_size}; {REMEDY}"
         )
     return layers
 

@@ -32,6 +32,7 @@ from meshwise.trace.step import TracedStep, open_step, trace_step
 from meshwise.trainers.best_point import BestPoint, NothingFitsError, best_point
 from meshwise.trainers.megatron import Megatron
 from meshwise.trainers.one_mesh import ONE_MESH
+from meshwise.trainers.point import TrainerPoint
 from meshwise.trainers.trainer import PointSpace
 from meshwise.units import counted
 
@@ -118,12 +119,17 @@ def _fastest(
         return RivalMethod(name=name, how=str(error))
     return RivalMethod(
         name=name,
-        how=space.words(best.point),
+        how=space.words(best.point) + _schedule(space, best.point),
         num_microbatches=best.point.num_microbatches,
         step_time_s=best.timeline.step_time_s,
         parts=_parts(best),
         peak_bytes=max(best.timeline.peak_bytes),
     )
+
+
+def _schedule(space: PointSpace, point: TrainerPoint) -> str:
+    """Return in which order its stages run; a rival has its own schedules, whatever was asked."""
+    return f", schedule {space.schedule(point).name}" if point.pipeline > 1 else ""
 
 
 def _parts(best: BestPoint) -> StepParts:

@@ -14,6 +14,7 @@ from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.plan.fits import check_state_fits
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
+from meshwise.planner.attention_hint import with_attention_hint
 from meshwise.planner.followed_stages import followed_stages
 from meshwise.planner.kept_records import kept_records
 from meshwise.planner.offload import asked_offload
@@ -30,6 +31,7 @@ from meshwise.schedules.registry import is_forward_only
 from meshwise.system.progress import say
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.gradients import refuse_stages
+from meshwise.trace.layers.equations import inlined
 from meshwise.trace.step import (
     OpenStep,
     TracedStep,
@@ -39,6 +41,7 @@ from meshwise.trace.step import (
     state_bytes,
     trace_step,
 )
+from meshwise.units import counted
 
 
 class UserStep(Protocol):
@@ -189,9 +192,9 @@ def _placed(call: StepCall, request: PlanRequest, placement: Placement) -> Plann
     if not moved:
         return planned
     warning = (
-        f"for these shapes {len(moved)} arguments of state, as {moved[0]}, lie elsewhere than for "
-        "the first ones, so state moves where calls with both follow one another; plan first for "
-        "the shapes that need most memory: step.plan(state, largest_batch)"
+        f"for these shapes {counted(len(moved), 'argument')} of state, as {moved[0]}, must lie "
+        "elsewhere than for the first ones, so state moves where calls with both follow one "
+        "another; plan first for the shapes that need most memory: step.plan(state, largest_batch)"
     )
     assert isinstance(planned, (PlannedProgram, PlannedPipeline))
     plan = replace(planned.plan, warnings=(*planned.plan.warnings, warning))
@@ -229,4 +232,6 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
         return None if step is None else traced(step, num_microbatches, num_devices)
 
     step, plan = make_plan(trace, request, attended)
+    if not isinstance(request.method, Replay):
+        plan = with_attention_hint(plan, lambda: inlined(opened().closed).jaxpr, step.graph)
     return PlannedProgram(traced=step, plan=plan)

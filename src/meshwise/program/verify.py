@@ -20,6 +20,7 @@ from meshwise.program.instructions import (
 )
 from meshwise.program.text import around
 from meshwise.schedules.schedule import Schedule
+from meshwise.units import counted
 
 
 @dataclass(slots=True)
@@ -101,7 +102,7 @@ def verify_in_flight(program: PipelineProgram, schedule: Schedule) -> None:
         most = max(_in_flight([task.microbatch for task in tasks]), default=0)
         for (n, _), count in zip(passes, counts, strict=True):
             if count > most:
-                wrong = f"{count} micro-batches are in flight, the schedule has {most}"
+                wrong = f"in flight: {counted(count, 'micro-batch')}, by the schedule {most}"
                 raise ProgramError(_placed(m, mesh, n, wrong))
 
 

@@ -18,6 +18,7 @@ from meshwise.jax_compat.jaxprs import ClosedJaxpr
 from meshwise.request.methods import Auto, Follow, IntraOp
 from meshwise.trace.constraints import Constraint, constraints_in, constraints_of
 from meshwise.trace.program import Program
+from meshwise.units import plural
 
 # Methods that do not say by themselves how everything is split.
 FREE_METHODS = (IntraOp, Auto, Follow)
@@ -99,7 +100,7 @@ def dropped_text(dropped: Iterable[Constraint], planned: str, remedy: str) -> li
         if constraint.where not in places:
             places.append(constraint.where)
     return [
-        f"the constraint{'s' if len(places) > 1 else ''} at {', '.join(places[:_LISTED])}"
+        f"the {plural(len(places), 'constraint')} at {', '.join(places[:_LISTED])}"
         f"{', ...' if len(places) > _LISTED else ''} "
         f"{'are' if len(places) > 1 else 'is'} not kept: "
         f"{'their' if len(places) > 1 else 'its'} mesh is {dict(sizes) or 'unknown'}, "

@@ -25,6 +25,7 @@ from meshwise.graph.loops import Strategy, enumerate_strategies
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import OperatorPath
 from meshwise.intra.shapes import strategy_layouts
+from meshwise.units import counted
 
 ACTIVATION = "activation:"
 # Before a path that is no pattern; no path of an argument begins so.
@@ -339,9 +340,9 @@ def _check_shape(wish: _Wish, name: str, shape: tuple[int, ...], mesh: LogicalMe
         return
     if len(wish.dims) > len(shape):
         raise PinError(
-            f"{wish.here} has {len(wish.dims)} dims, but {name} has "
-            f"shape {list(shape)}, {len(shape)} dims; give at most so many entries, or a pattern "
-            "that does not match it"
+            f"{wish.here} has {counted(len(wish.dims), 'dim')}, but {name} has "
+            f"shape {list(shape)}, {counted(len(shape), 'dim')}; give at most so many entries, or "
+            "a pattern that does not match it"
         )
     for dim, axes in enumerate(wish.dims):
         parts = math.prod(mesh.sizes[a] for a in axes or ())

@@ -16,6 +16,7 @@ from meshwise.errors import TraceError
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, LoopRule
 from meshwise.rules.loop_list import LoopList
+from meshwise.units import counted
 
 _REDUCED = (SUM, "max", "min")
 
@@ -161,8 +162,8 @@ def loop_rule(
     for term, shape in pairs:
         if len(term) != len(shape):
             raise TraceError(
-                f"the loops of {name}, {statement}: {term!r} has {len(term)} dims, the array has "
-                f"the shape {tuple(shape)}"
+                f"the loops of {name}, {statement}: {term!r} has {counted(len(term), 'dim')}, the "
+                f"array has the shape {tuple(shape)}"
             )
         for letter, size in zip(term, shape, strict=True):
             if sizes.setdefault(letter, size) != size:

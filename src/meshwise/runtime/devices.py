@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from meshwise.errors import ClusterError
 from meshwise.runtime.job.job import Job
+from meshwise.units import counted
 
 
 class Device(Protocol):
@@ -49,7 +50,7 @@ def devices_for(count: int, job: Job | None = None) -> Sequence[Device]:
     if count > len(devices):
         who = "this process sees" if job is None else f"the {job.num_processes} processes have"
         raise ClusterError(
-            f"the plan needs {count} devices, {who} {len(devices)} "
+            f"the plan needs {counted(count, 'device')}, {who} {len(devices)} "
             f"({devices[0].platform}); plan for fewer, or for tests set jax_num_cpu_devices"
         )
     return devices

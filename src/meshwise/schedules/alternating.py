@@ -9,6 +9,7 @@ from meshwise.errors import PlanError
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule, Task
 from meshwise.schedules.sizes import check_sizes
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,9 @@ class AlternatingSchedule(PipelineSchedule):
         check_sizes(self.name, num_stages, num_microbatches, num_meshes)
         if num_meshes != num_stages:
             raise PlanError(
-                f"schedule {self.name} runs one stage a mesh, not {num_stages} stages on "
-                f"{num_meshes} meshes; give one mesh to each stage, or take a schedule "
-                "that interleaves stages"
+                f"schedule {self.name} runs one stage a mesh, not {counted(num_stages, 'stage')} "
+                f"on {counted(num_meshes, 'mesh')}; give one mesh to each stage, or take a "
+                "schedule that interleaves stages"
             )
         tables: list[tuple[Task, ...]] = []
         for stage in range(num_stages):

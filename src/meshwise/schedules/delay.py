@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from meshwise.errors import PlanError
 from meshwise.schedules.schedule import BACKWARD, WEIGHT, Schedule, Task
+from meshwise.units import counted
 
 
 def with_delays(schedule: Schedule, delays: Sequence[int]) -> Schedule:
@@ -30,7 +31,7 @@ def with_delays(schedule: Schedule, delays: Sequence[int]) -> Schedule:
     if len(delays) != schedule.num_meshes or any(delay < 0 for delay in delays):
         raise PlanError(
             f"schedule {schedule.name}: one delay of at least 0 is needed for each of "
-            f"{schedule.num_meshes} meshes, not {str(list(delays))[:60]}"
+            f"{counted(schedule.num_meshes, 'mesh')}, not {str(list(delays))[:60]}"
         )
     return replace(
         schedule,

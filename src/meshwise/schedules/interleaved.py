@@ -9,6 +9,7 @@ from meshwise.errors import PlanError
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule, Task
 from meshwise.schedules.sizes import check_sizes
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,8 @@ class Interleaved(PipelineSchedule):
         for what, value in (("stages", num_stages), ("micro-batches", num_microbatches)):
             if value % num_meshes:
                 raise PlanError(
-                    f"schedule {self.name}: {value} {what} are no multiple of {num_meshes} meshes"
+                    f"schedule {self.name}: {value} {what} are no multiple of "
+                    f"{counted(num_meshes, 'mesh')}"
                 )
         chunks = num_stages // num_meshes
         tables: list[tuple[Task, ...]] = []

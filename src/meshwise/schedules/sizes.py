@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwise.errors import PlanError
+from meshwise.units import counted
 
 # 64 stages of 16,384 micro-batches each; beyond it a number is a mistake, and tables would not end.
 _MOST_TASKS = 2**20
@@ -29,10 +30,12 @@ def check_sizes(name: str, num_stages: int, num_microbatches: int, num_meshes: i
         if value < 1:
             raise PlanError(f"schedule {name}: {value} {what}; at least 1 is needed")
     if num_meshes > num_stages:
-        raise PlanError(f"schedule {name}: {num_meshes} meshes for {num_stages} stages")
+        raise PlanError(
+            f"schedule {name}: {counted(num_meshes, 'mesh')} for {counted(num_stages, 'stage')}"
+        )
     if num_stages * num_microbatches > _MOST_TASKS:
         raise PlanError(
-            f"schedule {name}: {num_microbatches} micro-batches of {num_stages} stages; at most "
-            f"{_MOST_TASKS} tasks can be planned for, stages times micro-batches; take fewer "
-            "micro-batches"
+            f"schedule {name}: {counted(num_microbatches, 'micro-batch')} of "
+            f"{counted(num_stages, 'stage')}; at most {_MOST_TASKS} tasks can be planned for, "
+            "stages times micro-batches; take fewer micro-batches"
         )

@@ -18,6 +18,7 @@ from meshwise.errors import PlanError
 from meshwise.schedules.pipeline_schedule import FloatArray, PipelineSchedule
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule, Task
 from meshwise.schedules.sizes import check_sizes
+from meshwise.units import counted
 
 # The two stages of a mesh.
 DOWN, UP = 0, 1
@@ -106,13 +107,15 @@ class VShapedSchedule(PipelineSchedule):
         check_sizes(self.name, num_stages, num_microbatches, num_meshes)
         if num_stages != 2 * num_meshes:
             raise PlanError(
-                f"schedule {self.name} runs two stages a mesh, not {num_stages} stages on "
-                f"{num_meshes} meshes; give two stages to each mesh, or take another schedule"
+                f"schedule {self.name} runs two stages a mesh, not {counted(num_stages, 'stage')} "
+                f"on {counted(num_meshes, 'mesh')}; give two stages to each mesh, or take another "
+                "schedule"
             )
         if not self.allows(num_meshes, num_microbatches):
             raise PlanError(
-                f"schedule {self.name}: {num_microbatches} micro-batches on {num_meshes} meshes; "
-                f"at least {self.least_microbatches(num_meshes)} are needed"
+                f"schedule {self.name}: {counted(num_microbatches, 'micro-batch')} on "
+                f"{counted(num_meshes, 'mesh')}; at least {self.least_microbatches(num_meshes)} "
+                "are needed"
             )
         tables: list[tuple[Task, ...]] = []
         for mesh in range(num_meshes):

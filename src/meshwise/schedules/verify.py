@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from meshwise.errors import ProgramError
 from meshwise.schedules.schedule import Schedule, Task, dependencies
+from meshwise.units import counted
 
 
 class TaskPlace(NamedTuple):
@@ -40,13 +41,13 @@ def _check_counts(schedule: Schedule) -> None:
         raise ProgramError(f"schedule {name} has no backward, so it cannot split it")
     if len(schedule.tasks) != schedule.num_meshes:
         raise ProgramError(
-            f"schedule {name} has lists for {len(schedule.tasks)} meshes, not for "
+            f"schedule {name} has lists for {counted(len(schedule.tasks), 'mesh')}, not for "
             f"{schedule.num_meshes}"
         )
     if len(schedule.mesh_of_stage) != schedule.num_stages:
         raise ProgramError(
-            f"schedule {name} names the meshes of {len(schedule.mesh_of_stage)} stages, not of "
-            f"{schedule.num_stages}"
+            f"schedule {name} names the meshes of {counted(len(schedule.mesh_of_stage), 'stage')}, "
+            f"not of {schedule.num_stages}"
         )
     for stage, mesh in enumerate(schedule.mesh_of_stage):
         if not 0 <= mesh < schedule.num_meshes:
@@ -76,7 +77,8 @@ def _check_each_task_once(schedule: Schedule) -> None:
             if task not in missing:
                 raise ProgramError(
                     f"schedule {name} runs {task} on mesh {mesh}, which is no task of "
-                    f"{schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
+                    f"{counted(schedule.num_stages, 'stage')} and "
+                    f"{counted(schedule.num_microbatches, 'micro-batch')} "
                     f"with kinds {', '.join(schedule.kinds)}"
                 )
             if schedule.mesh_of_stage[task.stage] != mesh:

@@ -12,6 +12,7 @@ from meshwise.simulate.engine import EngineRun, run_streams
 from meshwise.simulate.measure import busy_s, exposed_s
 from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import APPLY, ONCE, Event, Timeline, TransferEvent
+from meshwise.units import counted
 
 
 def simulate_pipeline(
@@ -223,7 +224,8 @@ def _check(
 ) -> None:
     if len(stages) != schedule.num_stages:
         raise ProgramError(
-            f"costs of {len(stages)} stages for schedule {schedule.name} of {schedule.num_stages}"
+            f"costs of {counted(len(stages), 'stage')} for schedule {schedule.name} of "
+            f"{schedule.num_stages}"
         )
     for b in boundaries:
         if not 0 <= b.source < b.destination < schedule.num_stages:

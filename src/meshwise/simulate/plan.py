@@ -18,6 +18,7 @@ from meshwise.schedules.registry import make_schedule
 from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,8 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
         if len(stages) != chunks * plan.num_meshes:
             raise PlanError(
                 f"schedule {changes.schedule.name} needs {chunks} on each mesh; the plan has "
-                f"{len(stages)} stages on {plan.num_meshes} meshes; plan with that schedule"
+                f"{counted(len(stages), 'stage')} on {counted(plan.num_meshes, 'mesh')}; plan with "
+                "that schedule"
             )
         if changes.schedule.mesh_of_stage(len(stages), plan.num_meshes) != plan.mesh_of_stage:
             raise PlanError(

@@ -15,6 +15,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.plan.stage import Stage
 from meshwise.spmd.program import concrete_mesh, partition_spec, placed_sharding
+from meshwise.units import counted
 
 
 def partition_specs(plan: Plan, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -79,7 +80,7 @@ def jax_mesh(plan: Plan, devices: Sequence[Any] | None = None) -> Mesh:
     there = jax.devices() if devices is None else list(devices)
     if len(there) < logical.num_devices:
         raise PlanError(
-            f"the plan is for {logical.num_devices} devices, and there are {len(there)} "
+            f"the plan is for {counted(logical.num_devices, 'device')}, and there are {len(there)} "
             f"({', '.join(map(str, there[:3]))}{', ...' if len(there) > 3 else ''}); pass "
             "devices=, or plan for those that are here"
         )
@@ -163,7 +164,7 @@ def _spec_of_stack(
     ]
     if not dims:
         raise PlanError(
-            f"{name} has shape {list(shape)}, the plan is for {len(members)} layers of "
+            f"{name} has shape {list(shape)}, the plan is for {counted(len(members), 'layer')} of "
             f"{list(alone)}; pass what the plan was made for, or plan again"
         )
     entries = [*specs.pop(), *[None] * len(shape)][: len(alone)]

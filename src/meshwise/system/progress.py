@@ -54,7 +54,7 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         spent_s = time.monotonic() - self.start
-        if spent_s >= self.patience_s:
+        if spent_s >= self.patience_s or record.levelno > logging.INFO:
             self.show(f"{spent_s:7.1f} s  {record.getMessage()}")
 
 
@@ -66,11 +66,14 @@ def shown(show: Callable[[str], object], patience_s: float = 5.0) -> Generator[N
         show: Is told each line, which begins with the seconds since the beginning.
         patience_s: Seconds at the beginning in which nothing is shown.
     """
-    lines, level = _Lines(show, patience_s), _LOGGER.level
+    lines, level, propagate = _Lines(show, patience_s), _LOGGER.level, _LOGGER.propagate
     _LOGGER.addHandler(lines)
     _LOGGER.setLevel(logging.INFO)
+    # Libraries that log set up the root logger, which would show each line again.
+    _LOGGER.propagate = False
     try:
         yield
     finally:
         _LOGGER.removeHandler(lines)
         _LOGGER.setLevel(level)
+        _LOGGER.propagate = propagate

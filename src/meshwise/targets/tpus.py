@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from meshwise.errors import ClusterError
 from meshwise.targets.compile_target import TargetSlice
-from meshwise.units import GIB
+from meshwise.units import GIB, counted
 
 _HALF_A_HOST = 2
 
@@ -74,8 +74,8 @@ class TpuTarget:
         shapes[_HALF_A_HOST] = shapes[2 * _HALF_A_HOST]
         if num_devices not in shapes:
             raise ClusterError(
-                f"no slice of {self.name} has {num_devices} devices; there are slices of "
-                f"{', '.join(map(str, sorted(shapes)))}"
+                f"no slice of {self.name} has {counted(num_devices, 'device')}; there are slices "
+                f"of {', '.join(map(str, sorted(shapes)))}"
             )
         # Hosts have 2 x 2 chips; a single chip has to be said.
         options = {} if num_devices > 1 else {"chips_per_host_bounds": [1, 1, 1]}

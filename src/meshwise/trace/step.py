@@ -461,7 +461,7 @@ def _batch_dims(
             if not -rank <= dim < rank:
                 raise TraceError(
                     f"batch_dims says that dim {dim} of {where} is the batch, but its shape is "
-                    f"{list(leaf.shape)}; name one of its {rank} dims, or None if it is not "
+                    f"{list(leaf.shape)}; name one of these dims, from 0 on, or None if it is not "
                     "batch data"
                 )
             dims[spans[argnum][0] + offset] = dim % rank

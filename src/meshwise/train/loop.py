@@ -130,6 +130,7 @@ class _Run:
         timeline: What each mesh did in the step that was measured.
         measured_s: Seconds of that step.
         checkpoints_s: Seconds in which the run restored or saved its state, or waited for that.
+        first_save_s: Seconds of these in which the first checkpoint of this call was begun.
         saving: The step of the checkpoint that is being written; None if none is.
         unsaved: Why the checkpoint that was begun last is not there; None if it is.
     """
@@ -148,6 +149,7 @@ class _Run:
     timeline: Timeline | None = None
     measured_s: float | None = None
     checkpoints_s: float = 0.0
+    first_save_s: float | None = None
     saving: int | None = None
     unsaved: str | None = None
 
@@ -195,8 +197,11 @@ class _Run:
             if look is not None and (done % options.eval_every == 0 or is_last):
                 self._look_and_tell(look, done)
             if done % options.save_every == 0 or is_last or stopped:
+                before_s = self.checkpoints_s
                 with self._checkpoint_clock():
                     self._save(done)
+                if self.first_save_s is None:
+                    self.first_save_s = self.checkpoints_s - before_s
         with self._checkpoint_clock():
             self._tell_when_saved(wait=True)
 
@@ -369,6 +374,7 @@ def run_training(
         init_s=init_s,
         steps_s=sum(run.step_times_s, run.measured_s or 0.0),
         checkpoints_s=run.checkpoints_s,
+        first_save_s=run.first_save_s or 0.0,
         wall_s=time.perf_counter() - started,
     )
     listener.on_end(summary)

@@ -31,7 +31,7 @@ from meshwise.trace.libraries import library_of
 from meshwise.trace.step import abstract
 from meshwise.train.options import TrainOptions
 from meshwise.train.training import Training
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 
 class MadeStep(NamedTuple):
@@ -169,8 +169,8 @@ def own_training(options: TrainOptions) -> Training:
     rows = next((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), 1)
     return Training(
         name=name,
-        about=f"a state of {bytes_text(sum(sizes))} in {len(sizes):,} arrays",
-        amount=f"{rows:,} rows",
+        about=f"a state of {bytes_text(sum(sizes))} in {counted(len(sizes), 'array')}",
+        amount=counted(rows, "row"),
         step=made.step,
         create=create if is_created else _unchanged,
         # From the host, since arrays that are bound to a device go to no other.

@@ -55,7 +55,8 @@ class TrainSummary:
     by kind, all stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`:
     whether `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there
     was no other.  `hosts`: for each process of the job what it did and holds; none where no step
-    ran in this call.
+    ran in this call.  `first_save_s` is the part of `checkpoints_s` in which the
+    first checkpoint of this call was begun; Orbax starts then.
     """
 
     step: str | None = None
@@ -90,6 +91,7 @@ class TrainSummary:
     init_s: float = 0.0
     steps_s: float = 0.0
     checkpoints_s: float = 0.0
+    first_save_s: float = 0.0
     wall_s: float = 0.0
 
     def to_json(self) -> str:

@@ -12,7 +12,7 @@ from meshwise.train.corpus import load_corpus
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import num_parameters, state_creator, train_step_of
 from meshwise.train.training import Training
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 
 def text_training(options: TrainOptions) -> Training:
@@ -32,8 +32,8 @@ def text_training(options: TrainOptions) -> Training:
     return Training(
         name=f"GPT {model}" if model in gpt_config.names else model,
         about=(
-            f"{num_parameters(state):,} parameters on {corpus.name}: {corpus.num_files:,} files, "
-            f"{bytes_text(len(corpus.train))} to learn from, "
+            f"{num_parameters(state):,} parameters on {corpus.name}: "
+            f"{counted(corpus.num_files, 'file')}, {bytes_text(len(corpus.train))} to learn from, "
             f"{bytes_text(len(corpus.heldout))} held out"
         ),
         amount=f"{options.batch} x {options.seq} bytes",

@@ -11,7 +11,7 @@ from meshwise.plan.plan import Plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trainers.best_point import BestPoint
 from meshwise.trainers.trainer import Trainer
-from meshwise.units import bytes_text, seconds_text
+from meshwise.units import bytes_text, counted, seconds_text
 
 FORMAT = "meshwise-trainer-options"
 _WIDTH = 100
@@ -89,7 +89,7 @@ class TrainerAnswer:
     def _lines(self) -> Iterator[str]:
         best, plan = self.best, self.plan
         yield (
-            f"{self.trainer.title}: the fastest of {best.num_points} points, "
+            f"{self.trainer.title}: the fastest of {counted(best.num_points, 'point')}, "
             f"{best.num_planned} of them planned, the others excluded by bounds"
         )
         yield f"  point        {best.point}"

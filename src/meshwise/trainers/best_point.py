@@ -27,7 +27,7 @@ from meshwise.trainers.point import TrainerPoint
 from meshwise.trainers.priced_points import PointPrices, PricedPoint, least_s
 from meshwise.trainers.sizes import Sizes, sizes_of
 from meshwise.trainers.trainer import PointSpace
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 _Planned: TypeAlias = tuple[PricedPoint, Timeline]
 
@@ -122,8 +122,8 @@ class _Search:
         if not points:
             raise InfeasibleError(
                 f"{trainer.title} has no setting for {sizes.num_blocks} equal layers and a batch "
-                f"of {sizes.batch_size} on {sizes.num_devices} devices: stages take equally many "
-                "layers, and copies whole rows; change the batch, or the devices"
+                f"of {sizes.batch_size} on {counted(sizes.num_devices, 'device')}: stages take "
+                "equally many layers, and copies whole rows; change the batch, or the devices"
             )
         order = itertools.count()
         # A bound and a point, or the time of a step and what was planned for it.
@@ -218,12 +218,15 @@ class _Search:
         trainer, has = self.prices.trainer, self.prices.memory_bytes
         title = trainer.title
         if not needs:
-            return InfeasibleError(f"{title}: none of {count} points has a plan for these layers")
+            return InfeasibleError(
+                f"{title}: none of {counted(count, 'point')} has a plan for these layers"
+            )
         need, _, nearest = min(needs)
         error = NothingFitsError(
-            f"{title}: none of {count} points fits into the memory of a device, {bytes_text(has)}; "
-            f"nearest is {trainer.words(nearest)}, which needs at least {bytes_text(need)}, "
-            f"{bytes_text(need - has)} too much; take more devices, or a smaller batch"
+            f"{title}: none of {counted(count, 'point')} fits into the memory of a device, "
+            f"{bytes_text(has)}; nearest is {trainer.words(nearest)}, which needs at least "
+            f"{bytes_text(need)}, {bytes_text(need - has)} too much; take more devices, or a "
+            "smaller batch"
         )
         error.num_bytes = math.ceil(need)
         return error

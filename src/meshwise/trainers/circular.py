@@ -9,6 +9,7 @@ from meshwise.errors import PlanError
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule, Task
 from meshwise.schedules.sizes import check_sizes
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +42,8 @@ class Circular(PipelineSchedule):
         check_sizes(self.name, num_stages, num_microbatches, num_meshes)
         if num_stages % num_meshes or num_microbatches % num_meshes:
             raise PlanError(
-                f"schedule {self.name}: {num_stages} stages and {num_microbatches} micro-batches "
+                f"schedule {self.name}: {counted(num_stages, 'stage')} and "
+                f"{counted(num_microbatches, 'micro-batch')} "
                 f"are no multiples of {num_meshes} meshes"
             )
         tasks: list[tuple[Task, ...]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshwise.plan.stage import Remat
+from meshwise.units import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,5 @@ class TrainerPoint:
             words[0] += f" ({self.chunks} chunks each)"
         if self.shards_optimizer:
             words.append("optimizer state split over copies")
-        count = self.num_microbatches
-        words.append(f"{count} micro-batch{'es' if count > 1 else ''}")
+        words.append(counted(self.num_microbatches, "micro-batch"))
         return ", ".join([*words, f"remat {self.remat}"])

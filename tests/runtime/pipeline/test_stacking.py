@@ -68,5 +68,5 @@ def test_layers_stay_on_their_devices_where_stages_are_even() -> None:
 def test_another_number_of_layers_is_refused() -> None:
     sharding = NamedSharding(Mesh(np.array(jax.devices()[:1]), ("x",)), P())
     home = home_of(0, (3,), [sharding] * 2)
-    with pytest.raises(ValueError, match="2 layers are expected, not 3"):
+    with pytest.raises(ValueError, match="not 2 layers but 3"):
         Stacking(TileCopier()).apart(home, np.ones((3, 3)))

@@ -63,8 +63,8 @@ class _Rows:
         if not -rank <= dim < rank:
             raise DataError(
                 f"batch_dims says that dim {dim} of {name} is the batch, but its shape is "
-                f"{list(self.array.shape)}; name one of its {rank} dims, or None if it is not "
-                "batch data"
+                f"{list(self.array.shape)}; name one of these dims, from 0 on, or None if it is "
+                "not batch data"
             )
         self.dim = dim % rank
 

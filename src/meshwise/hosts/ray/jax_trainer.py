@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshwise.errors import InfeasibleError, LaunchError
 from meshwise.hosts.member import JobMember
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
+from meshwise.units import counted
 
 if TYPE_CHECKING:
     from ray.train import RunConfig
@@ -126,8 +127,8 @@ def _run(loop: Callable[[], Any], most: int) -> Any:
         here = ray_module("ray.train").get_context().get_world_size()
         if here < most:
             error.add_note(
-                f"This was on {here} of {most} hosts: Ray Train tries again as often as its "
-                f"max_failures says, with the hosts that there are then; with hosts=({here + 1}, "
-                f"{most}) it waits for more.  Checkpoints stay as they are."
+                f"This was on {here} of {counted(most, 'host')}: Ray Train tries again as often as "
+                "its max_failures says, with the hosts that there are then; with "
+                f"hosts=({here + 1}, {most}) it waits for more.  Checkpoints stay as they are."
             )
         raise

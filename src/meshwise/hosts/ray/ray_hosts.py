@@ -29,6 +29,7 @@ from meshwise.hosts.ray.host import (
 from meshwise.hosts.ray.host_request import HostRequest, ray_module
 from meshwise.hosts.ray.trees import Skeleton, Trees
 from meshwise.jax_compat.jaxprs import PyTree
+from meshwise.units import counted
 
 # When one host has failed, the others may be about to, or wait for it without end.
 _GRACE_S = 10.0
@@ -69,7 +70,7 @@ class RayHosts:
         has_ray = not self._ray.is_initialized()
         if has_ray:
             self._ray.init(include_dashboard=False)
-        self.name = f"{request.num_hosts} hosts of Ray"
+        self.name = f"{counted(request.num_hosts, 'host')} of Ray"
         self._end_text = ""
         self._lock = threading.RLock()
         self._trees = Trees()
@@ -93,9 +94,10 @@ class RayHosts:
             self._ray.get(group.ready(), timeout=patience_s)
         except self._ray.exceptions.GetTimeoutError as error:
             raise LaunchError(
-                f"Ray has found no room for {request.num_hosts} hosts with {request.resources} "
-                f"each ({request.strategy}) in {patience_s:g} s; free in its cluster is "
-                f"{self._ray.available_resources()}. Ask for less, or wait longer (patience_s)"
+                f"Ray has found no room for {counted(request.num_hosts, 'host')} with "
+                f"{request.resources} each ({request.strategy}) in {patience_s:g} s; free in its "
+                f"cluster is {self._ray.available_resources()}. Ask for less, or wait longer "
+                "(patience_s)"
             ) from error
         own = dict(request.resources)
         options = {

@@ -33,6 +33,7 @@ from meshwise.inter.clustering.operator_chain import (
     received_bytes,
 )
 from meshwise.kernels.arrays import Bools, Floats
+from meshwise.units import counted
 
 IntArray: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 AnyArray: TypeAlias = np.ndarray[Any, Any]
@@ -174,9 +175,11 @@ def _least_variance(table: CutTable, num_layers: int, delta: float, worst: int) 
 
 def _why_not(table: CutTable, num_layers: int, delta: float) -> str:
     limit = (1 + delta) * float(table.flop_before[-1]) / num_layers
-    text = f"no {num_layers} layers with at most {limit:.4g} FLOP each (delta {delta:g}): "
+    text = (
+        f"no {counted(num_layers, 'layer')} with at most {limit:.4g} FLOP each (delta {delta:g}): "
+    )
     if num_layers >= len(table.boundaries) or num_layers < 1:
-        return text + f"there are {len(table.boundaries) - 1} pieces to choose from"
+        return text + f"there are {counted(len(table.boundaries) - 1, 'piece')} to choose from"
     piece = int(np.argmax(np.diff(table.flop_before)))
     first, last = int(table.boundaries[piece]), int(table.boundaries[piece + 1]) - 1
     flop = float(table.chain.flop[first : last + 1].sum())

@@ -39,7 +39,7 @@ from meshwise.inter.search.search_space import SearchOptions, guessed_s, variant
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.plan.stage import Remat
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 # How often more memory is tried to say how much suffices.
 _ROUNDS = 4
@@ -268,8 +268,8 @@ class _Search:
         shape = Shape(kind, num_meshes, count, self.cluster.num_hosts, schedule)
         sizes = "x".join(map(str, way.mesh.sizes))
         self.report(
-            f"B={count}: {shape.num_stages} stages on {num_meshes} meshes as {sizes}, "
-            f"remat {way.remat}"
+            f"B={count}: {counted(shape.num_stages, 'stage')} on {counted(num_meshes, 'mesh')} as "
+            f"{sizes}, remat {way.remat}"
         )
         made: ChunkedPipeline | None = None
         for variant in self._variants[way]:
@@ -304,13 +304,13 @@ class _Search:
             if schedule.allows(n, count)
         ]
         if not found:
-            what = "pipeline" if asked is None else f"{asked} stages"
+            what = "pipeline" if asked is None else counted(asked, "stage")
             times = f"at least {schedule.chunks}" if schedule.any_chunks else schedule.chunks
             divides = ", by 2 or a divisor of a mesh's layers" if schedule.any_chunks else ""
             raise PlanError(
-                f"schedule {schedule.name}: no {what} on {num_devices} devices of "
-                f"{self.cluster.name} with {num_layers} layers; stages must be {times} times as "
-                "many as equal meshes "
+                f"schedule {schedule.name}: no {what} on {counted(num_devices, 'device')} of "
+                f"{self.cluster.name} with {counted(num_layers, 'layer')}; stages must be {times} "
+                "times as many as equal meshes "
                 f"({', '.join(map(str, stages)) or 'there is one device only'}){divides}, "
                 "micro-batches "
                 f"({', '.join(map(str, counts))}) {schedule.microbatches_text}"
@@ -358,8 +358,8 @@ def _what_is_missing(search: _Search, rounds: int) -> InfeasibleError:
     shape, options = least.shape, search.options
     text = (
         f"no pipeline under {search.schedule.name} fits into memory: the least, "
-        f"{shape.num_meshes} meshes of {shape.schedule.chunks} stages with "
-        f"{shape.num_microbatches} micro-batches, remat "
+        f"{counted(shape.num_meshes, 'mesh')} of {counted(shape.schedule.chunks, 'stage')} with "
+        f"{counted(shape.num_microbatches, 'micro-batch')}, remat "
         f"{least.way.remat}, needs {bytes_text(least.peak_bytes)} a device of "
         f"{bytes_text(memory_bytes(shape.kind, options))}"
     )

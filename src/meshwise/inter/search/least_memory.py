@@ -27,7 +27,7 @@ from meshwise.inter.search.search_space import (
 from meshwise.inter.search.stage_pins import masked
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, in_flight, memory_bytes
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 # Memory that is more by this part than the least is near enough.
 _NEAR = 0.01
@@ -63,10 +63,10 @@ class LeastMemory:
         remat = self.variants[stage.submesh][stage.variant].remat
         memory = costs.memory_text(in_flight(self.problem, stages, k), stage.place)
         return (
-            f"{len(stages)} stage{'s' if len(stages) > 1 else ''}, {count} "
-            f"micro-batch{'es' if count > 1 else ''}, schedule {schedule}; the fullest is stage "
-            f"{k}, layers {stage.first_layer} to {stage.last_layer} on submesh "
-            f"{costs.submeshes[stage.submesh]}, remat {remat}: {memory}"
+            f"{counted(len(stages), 'stage')}, {counted(count, 'micro-batch')}, "
+            f"schedule {schedule}; the fullest is stage {k}, layers {stage.first_layer} to "
+            f"{stage.last_layer} on submesh {costs.submeshes[stage.submesh]}, remat {remat}: "
+            f"{memory}"
         )
 
 
@@ -125,7 +125,7 @@ def no_pipeline_fits(cluster: ClusterSpec, options: SearchOptions) -> str:
         there = " and ".join(f"{bytes_text(n)} of a {name}" for name, n in devices.items())
     else:
         there = f"{bytes_text(options.memory_bytes)} ({options.memory_bytes} bytes) of a device"
-    devices = f"{cluster.num_devices} device{'s' if cluster.num_devices > 1 else ''}"
+    devices = counted(cluster.num_devices, "device")
     return (
         f"no pipeline was found that fits into {there}, on {devices} of {cluster.name}, with remat "
         f"{' or '.join(options.remats)}; what is large inside a layer can be computed again by "

@@ -12,6 +12,7 @@ from meshwise.inter.search.microbatch_counts import microbatch_counts
 from meshwise.inter.search.pin_conflicts import fits
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.units import counted
 
 
 def remedies(
@@ -63,7 +64,7 @@ def _changes(
         free = replace(options, num_microbatches=None)
         most = microbatch_counts(free)[-1]
         if most > max(counts):
-            yield f"{most} micro-batches", cluster, free, [most]
+            yield counted(most, "micro-batch"), cluster, free, [most]
     if ONE_F_ONE_B not in options.schedules:
         yield "schedule 1f1b", cluster, replace(options, schedules=(ONE_F_ONE_B,)), counts
     if options.num_stages is not None:

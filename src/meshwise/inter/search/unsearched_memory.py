@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from meshwise.errors import InfeasibleError
 from meshwise.plan.stage import Stage, mesh_peaks
 from meshwise.schedules.schedule import Schedule
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 
 class UnsearchedMemoryError(InfeasibleError):
@@ -67,7 +67,7 @@ def _reasons(stage: Stage, *, is_changing: bool) -> list[str]:
     found: list[str] = []
     if stage.weights is not None:
         found.append(
-            f"{stage.weights.waiting} micro-batches wait for their gradients of weights with "
+            f"gradients of weights wait for {counted(stage.weights.waiting, 'micro-batch')}, with "
             f"{bytes_text(stage.weights.held_bytes)} each; a schedule that computes them with the "
             "gradients of activations, as 1f1b, needs no room for that"
         )

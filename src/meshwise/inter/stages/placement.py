@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshwise.errors import ClusterError
+from meshwise.units import counted
 
 
 def place_stages(
@@ -38,7 +39,8 @@ def place_stages(
     needed = sum(n * m for n, m in shapes)
     if needed > num_hosts * devices_per_host:
         raise ClusterError(
-            f"stages need {needed} devices; the cluster has {num_hosts * devices_per_host}"
+            f"stages need {counted(needed, 'device')}; the cluster has "
+            f"{num_hosts * devices_per_host}"
         )
     bins = _fill_hosts(shapes, devices_per_host)
     first_device = [0] * len(shapes)

@@ -37,7 +37,8 @@ def _devices_text(problem: StageProblem, num_stages: int | None) -> str:
     text = f"{counted(layers, 'layer')} cannot be cut into "
     text += "stages" if num_stages is None else counted(num_stages, "stage")
     uses = "use" if num_stages != 1 else "uses"
-    text += f" that {uses} {'all' if problem.use_all_devices else 'at most'} {devices} devices"
+    most = "all" if problem.use_all_devices else "at most"
+    text += f" that {uses} {most} {counted(devices, 'device')}"
     shapes = ", ".join(dict.fromkeys(str(m) for m in problem.costs.submeshes))
     return text + f", on submeshes {shapes}, whatever the memory"
 

@@ -86,8 +86,17 @@ def place_text(argument: Argument, names: Sequence[str]) -> str:
         argument: The argument.
         names: Names of the mesh axes.
     """
-    spec = layout_spec(argument.layout, names)
-    return f"{spec} in host memory" if argument.in_host else spec
+    return with_place(layout_spec(argument.layout, names), in_host=argument.in_host)
+
+
+def with_place(spec: str, *, in_host: bool) -> str:
+    """Return a layout with its place, if that is the memory of the host.
+
+    Args:
+        spec: The layout as text.
+        in_host: Whether it is.
+    """
+    return f"{spec} in host memory" if in_host else spec
 
 
 def layout_spec(layout: Layout, names: Sequence[str]) -> str:
@@ -97,18 +106,20 @@ def layout_spec(layout: Layout, names: Sequence[str]) -> str:
         layout: The layout.
         names: Names of the mesh axes.
     """
-    words = [
-        "-" if not axes else names[axes[0]] if len(axes) == 1 else _tuple(axes, names)
-        for axes in layout.dims
-    ]
     partial = ""
     if layout.partial:
         partial = f" {layout.monoid} over {', '.join(names[a] for a in layout.partial)}"
-    return f"P({', '.join(words)}){partial}"
+    return dims_text([[names[a] for a in axes] for axes in layout.dims]) + partial
 
 
-def _tuple(axes: Sequence[int], names: Sequence[str]) -> str:
-    return f"({', '.join(names[a] for a in axes)})"
+def dims_text(dims: Sequence[Sequence[str]]) -> str:
+    """Return what splits each dim, as `P((y, x), -)`; `-` stands for a dim that is whole.
+
+    Args:
+        dims: For each dim the names of the axes that split it.
+    """
+    words = [f"({', '.join(axes)})" if len(axes) > 1 else "".join(axes) or "-" for axes in dims]
+    return f"P({', '.join(words)})"
 
 
 def way_text(operands: Sequence[Layout], results: Sequence[Layout], names: Sequence[str]) -> str:

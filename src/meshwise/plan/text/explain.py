@@ -27,7 +27,7 @@ from meshwise.plan.text.explain_costs import costs, memory, rivals
 from meshwise.plan.text.memory_parts import filled_memory, parts_lines
 from meshwise.plan.text.optimum import optimum_text
 from meshwise.plan.text.stage_text import layer_lines, stage_lines
-from meshwise.units import bytes_text, counted, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, plural, seconds_text
 
 # Of the column of names in the summary.
 _NAME_WIDTH = 14
@@ -54,7 +54,7 @@ def explain(plan: PlanRecord) -> str:
     for number, stage in enumerate(plan.stages):
         alike.setdefault(tuple(_dense(stage)), []).append(number)
     for dense, stages in alike.items():
-        of = f", stage{'s' * (len(stages) > 1)} {ranges_text(stages)}"
+        of = f", {plural(len(stages), 'stage')} {ranges_text(stages)}"
         title = of if len(plan.stages) > 1 else ""
         lines += _section(f"Dense products and convolutions{title}", list(dense))
     lines += _section("Collectives in a step", _collectives(plan))
@@ -149,7 +149,7 @@ def step_text(plan: PlanRecord) -> str:
     if plan.schedule == ONE_PROGRAM:
         return f"{step} (predicted)"
     more = "" if formula == step else f"; {formula} by the formula of the search"
-    proved = ", of which alone its proof speaks" if more and plan.gap is not None else ""
+    proved = ", and the proof holds for that formula" if more and plan.gap is not None else ""
     return f"{step} (predicted, by simulation){more}{proved}"
 
 

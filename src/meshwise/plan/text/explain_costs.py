@@ -33,14 +33,14 @@ def costs(plan: PlanRecord) -> list[str]:
         total[item.kind] = total.get(item.kind, 0.0) + item.count * each_s
     left = {k: t - sum(row[3].get(k, 0.0) for row in rows) for k, t in total.items()}
     left = {k: max(t, 0.0) for k, t in left.items()}
-    busy_s = _busy_s(plan)
-    rest_s = busy_s - sum(map(_seconds, rows)) - sum(left.values())
+    all_s = busy_s(plan)
+    rest_s = all_s - sum(map(_seconds, rows)) - sum(left.values())
     kinds = sorted({*total, *(kind for row in rows for kind in row[3])})
     together = sorted(_by_place(rows), key=lambda row: -_seconds(row))
     cells = with_more([_cells(row, kinds) for row in together])
     # In older files no operators but dense ones are known one by one.
     is_divided = any(stage.others for stage in plan.stages)
-    rest = seconds_text(rest_s) if rest_s > _NOTHING * busy_s else ""
+    rest = seconds_text(rest_s) if rest_s > _NOTHING * all_s else ""
     other = ("all else" if is_divided else "all other operators", "", rest)
     cells.append((*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds)))
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
@@ -56,8 +56,12 @@ def _by_place(rows: Sequence[Row]) -> list[Row]:
     return list(sums.values())
 
 
-def _busy_s(plan: PlanRecord) -> float:
-    """Return the seconds of a step in which stages work, those of all stages together."""
+def busy_s(plan: PlanRecord) -> float:
+    """Return the seconds of a step in which stages work, those of all stages together.
+
+    Args:
+        plan: The plan.
+    """
     is_whole = plan.schedule == ONE_PROGRAM or is_forward_only(plan.schedule)
     count = 1 if is_whole else plan.num_microbatches
     return sum(

@@ -99,8 +99,8 @@ def _weights_apart(plan: PlanRecord) -> list[str]:
     ]
     if not rows:
         return []
-    # A half step is a forward or a backward pass of one micro-batch.
-    later = ("half steps later",) if plan.delays else ()
+    # A pass is a forward or a backward pass of one micro-batch.
+    later = ("passes later",) if plan.delays else ()
     names = ("stage", "of backward", *later, "waiting at the peak", "each holds")
     return ["", "gradients of weights apart", *table(names, rows, "r" * len(names))]
 

@@ -109,10 +109,9 @@ def _quality(plan: Plan) -> str:
             "simulated time"
         )
     if len(plan.tried) == 1 and plan.gap is not None and plan.schedule != ONE_PROGRAM:
-        count = counted(plan.num_microbatches, "micro-batch")
         text += (
-            f". Only plans with {count} were searched; others may be faster: leave out "
-            "--microbatches, in Python num_microbatches='auto'"
+            ". Where a number of micro-batches was asked for, plans with others were not searched, "
+            "and may be faster: leave out --microbatches, in Python num_microbatches='auto'"
         )
     return f"{text}."
 
@@ -151,7 +150,7 @@ def _simulated_tiles(plan: Plan, simulation: Simulation) -> list[Tile]:
     ]  # fmt: skip
     if plan.step_flop:
         speed = f"{flop_text(device_flop_per_s(plan, simulation))}/s"
-        what = "FLOP of the forward pass times three, a second; recomputation does not count"
+        what = "three times the FLOP of the forward pass, a second; recomputation is not counted"
         tiles.append(("useful work a device", speed, what))
     return tiles
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from meshwise.baselines.rival_method import RivalMethod, StepParts
 from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM
 from meshwise.report.html.markup import escaped, html_table
 from meshwise.report.html.seconds import busiest, mesh_seconds
 from meshwise.simulate.plan import Simulation
@@ -40,26 +41,28 @@ def rivals_section(
         idle_s=mesh.idle_s,
     )
     step = seconds_text(plan.step_time_s)
-    name = "<strong>this plan</strong>"
+    is_one = plan.schedule == ONE_PROGRAM
+    own = "" if is_one else f"<small>schedule {escaped(plan.schedule)}</small>"
+    name = f"<strong>this plan</strong>{own}"
+    orders = "" if is_one else " A rival with stages has its own schedule, named beside it."
     rows = [(name, step, "", *_cells(mine), bytes_text(plan.peak_bytes))]
     rows += [_row(plan, mine, rival) for rival in rivals]
     faster = "".join(_faster(plan, rival) for rival in rivals)
     if faster:
         faster += (
             " A rival is faster where it does what the plan was not allowed to (another number of "
-            "micro-batches, fewer stages, no pins), or what the search does not try, for example "
-            "meshes of three axes: leave out what was asked for, and plan again."
+            "micro-batches, fewer stages, another schedule, no pins), or what the search does not "
+            "try, for example meshes of three axes: leave out what was asked for, and plan again."
         )
     return (
         "<h2>Beside other methods</h2><p>The fastest of each that fits, with the same costs, "
         "cluster, memory and rematerialisation to choose from. A rival has one of the numbers of "
         f"micro-batches that the plan could have, or one micro-batch; this plan has "
-        f"{plan.num_microbatches}. ZeRO-3 "
-        "gathers parameters for each pass; beside a plan with stages, even one, it may also gather "
-        "them once a step and keep them. Megatron-LM's grid is data and tensor parallel; beside a "
-        "plan with stages it is pipeline, context and expert parallel too. All numbers are "
-        "predictions. From <em>computes</em> to <em>idle</em> they are the seconds of the devices "
-        f"that work longest.{faster}</p>"
+        f"{plan.num_microbatches}. ZeRO-3 gathers parameters for each pass; beside a plan with "
+        "stages, even one, it may also gather them once a step and keep them. Megatron-LM's grid "
+        "is data and tensor parallel; beside a plan with stages it is pipeline, context and expert "
+        f"parallel too.{orders} All numbers are predictions. From <em>computes</em> to "
+        f"<em>idle</em> they are the seconds of the devices that work longest.{faster}</p>"
         + html_table(("", "step", "over the plan", *_PARTS, "a device"), rows, "wrrrrrrr")
     )
 

@@ -31,6 +31,7 @@ from meshwise.report.html.markup import (
     rect,
     stage_class,
 )
+from meshwise.units import counted, plural
 
 AXIS_COLOURS = ("var(--axis0)", "var(--axis1)", "var(--axis2)", "var(--axis3)")
 _GLYPH_WIDTH, _GLYPH_HEIGHT = 42, 24
@@ -38,8 +39,8 @@ _MOST_LINES = 8
 _STRIP = 26
 EXPLAINED = (
     "A dim that is split carries the mesh axis that splits it; all others are whole on every "
-    "device. The picture shows the last dim from left to right and all others from top to bottom, "
-    "and filled what one device holds."
+    "device. In the picture the last dim goes from left to right, and all others from top to "
+    "bottom; the part that one device holds is filled."
 )
 
 
@@ -114,7 +115,7 @@ def _of_pins(plan: Plan) -> str:
     path = max(paths, key=len)
     name = "".join(spelled(path, dict(plan.spelling)))
     return (
-        f"<p>Names are those of the step; pins, and the text below, have paths: <code>"
+        f"<p>Names are written as in the step. Pins, and the text below, write paths: <code>"
         f"{escaped(path)}</code> is <code>{escaped(name)}</code>.</p>"
     )
 
@@ -247,7 +248,7 @@ def _places(kind: LayerKind) -> str:
     texts: list[str] = []
     for stage, group in itertools.groupby(kind.places, lambda place: place[0]):
         layers = [layer for _, layer in group]
-        what = "layer" if len(layers) == 1 else "layers"
+        what = plural(len(layers), "layer")
         texts.append(f"stage {stage}: {what} {ranges_text(layers)}")
     return "; ".join(texts)
 
@@ -257,7 +258,7 @@ def _places(kind: LayerKind) -> str:
 
 def _card(kind: LayerKind) -> str:
     count = len(kind.places)
-    what = "1 layer" if count == 1 else f"{count} layers"
+    what = counted(count, "layer")
     title = f'<span class="badge kind">{kind.letters}</span> {what}'
     return (
         f'<section class="card"><h3>{title}</h3><p>{escaped(_places(kind))}</p>'

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from meshwise.graph.layout import Layout
 from meshwise.resharding.cross_mesh.unit_tasks import UnitTask, unit_tasks
 from meshwise.resharding.tiles import boxes, num_elements
+from meshwise.units import counted
 
 
 class HostTask(NamedTuple):
@@ -55,7 +56,7 @@ class HostedMesh:
         """
         if math.prod(self.sizes) != len(self.hosts):
             raise ValueError(
-                f"a mesh of sizes {self.sizes} has {math.prod(self.sizes)} devices, "
+                f"a mesh of sizes {self.sizes} has {counted(math.prod(self.sizes), 'device')}, "
                 f"got hosts of {len(self.hosts)}"
             )
 

@@ -27,7 +27,7 @@ STRATEGIES: Mapping[str, str] = MappingProxyType(
         SEND_RECV: "every device is sent what it needs",
         GATHERED: "each host is sent every box once, and its devices gather the parts",
         GLOBAL_GATHERED: "every box is sent once in all, and all devices gather the parts",
-        BROADCAST: "every box goes along a chain of hosts in chunks",
+        BROADCAST: "every box goes along a chain of hosts, slice by slice",
     }
 )
 # Source: AlpaComm section 3.1 has about 100.

@@ -73,6 +73,11 @@ class Scores:
 
     steps: tuple[ScoreStep, ...]
 
+    @property
+    def primitives(self) -> frozenset[str]:
+        """Names of the primitives of its element-wise operations."""
+        return frozenset(s.primitive.name for s in self.steps if isinstance(s, Elementwise))
+
     def of(
         self,
         product: Array,

@@ -100,7 +100,7 @@ def window_rule(eqn: Equation) -> LoopRule:
         (follows,) * len(eqn.in_avals),
         (follows,) * len(eqn.out_avals),
         linear=((0,),) if eqn.name in _LINEAR else (),
-        whole=f"windows along dims {tuple(whole)} are not aligned with blocks" if whole else "",
+        whole=f"windows along dims {tuple(whole)} are not aligned with tiles" if whole else "",
         halos=tuple(halos),
     )
 

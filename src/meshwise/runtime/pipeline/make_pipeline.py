@@ -37,6 +37,7 @@ from meshwise.runtime.transports.tile_copier import TileCopier, process_of
 from meshwise.schedules.schedule import Schedule
 from meshwise.schedules.verify import verify_schedule
 from meshwise.trace.layers.layering import Layering
+from meshwise.units import counted
 
 
 def make_pipeline(
@@ -165,8 +166,8 @@ def _check_meshes(choices: Sequence[StageChoice], schedule: Schedule) -> None:
     """Check that stages and schedule fit together."""
     if len(choices) != schedule.num_stages:
         raise PlanError(
-            f"the schedule {schedule.name} has {schedule.num_stages} stages, the plan has "
-            f"{len(choices)}"
+            f"the schedule {schedule.name} has {counted(schedule.num_stages, 'stage')}, the plan "
+            f"has {len(choices)}"
         )
     first: dict[int, int] = {}
     for s, (mesh, choice) in enumerate(zip(schedule.mesh_of_stage, choices, strict=True)):

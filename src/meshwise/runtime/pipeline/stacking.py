@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from meshwise.runtime.devices import array_of, has_devices_here
 from meshwise.runtime.transports.tile_copier import TileCopier
+from meshwise.units import counted
 
 STAGES, SPREAD = "stages", "spread"
 
@@ -122,7 +123,7 @@ class Stacking:
             value: The stack; it stays as it is.
         """
         if value.shape[home.dim] != home.count:
-            raise ValueError(f"{home.count} layers are expected, not {value.shape[home.dim]}")
+            raise ValueError(f"not {counted(home.count, 'layer')} but {value.shape[home.dim]}")
         if self._copier.is_part(value):
             value = self._copier.put(value, home.sharding)
         if not isinstance(value, jax.Array) or value.sharding != home.sharding:

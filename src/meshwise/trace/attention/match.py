@@ -39,6 +39,9 @@ from meshwise.trace.attention.labels import (
 )
 from meshwise.trace.layers.equations import dependent, variables
 
+# What attention is made of.
+NEEDED = frozenset({"dot_general", "exp", "reduce_max", "reduce_sum"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
@@ -101,10 +104,27 @@ def matches(jaxpr: FlatJaxpr, varied: Iterable[Var]) -> list[Match]:
         varied: Its arguments for which something is differentiated: what is added to scores or
             multiplied with them must not follow from them.
     """
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
-    if not {"dot_general", "exp", "reduce_max", "reduce_sum"} <= names:
-        return []
     follows = dependent(jaxpr.eqns, varied)
+    found = [
+        match
+        for match in all_attention(jaxpr)
+        if not any(
+            v in follows and jnp.issubdtype(v.aval.dtype, jnp.inexact) for v, _ in match.others
+        )
+    ]
+    return _apart(jaxpr, found)
+
+
+def all_attention(jaxpr: FlatJaxpr, *, any_sum: bool = False) -> list[Match]:
+    """Find all attention, also where something else reads scores or weights, as gradients do.
+
+    Args:
+        jaxpr: A jaxpr whose calls were taken apart.
+        any_sum: Take also a softmax of 16 bits whose sum is made in 32; what is found is then not
+            what the operator computes.
+    """
+    if not {eqn.primitive.name for eqn in jaxpr.eqns} >= NEEDED:
+        return []
     given = dependent(jaxpr.eqns, [*jaxpr.invars, *jaxpr.constvars])
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     known: dict[Var, Value] = {}
@@ -115,14 +135,12 @@ def matches(jaxpr: FlatJaxpr, varied: Iterable[Var]) -> list[Match]:
             if value is not None:
                 known[eqn.outvars[0]] = value
             continue
-        match = _matched(eqn, known, makers, given)
-        if match is not None and not any(
-            v in follows and jnp.issubdtype(v.aval.dtype, jnp.inexact) for v, _ in match.others
-        ):
+        match = _matched(eqn, known, makers, given, any_sum=any_sum)
+        if match is not None:
             found.append(match)
         labels = tuple(range(len(eqn.outvars[0].aval.shape)))
         known[eqn.outvars[0]] = Value(eqn, PRODUCT, labels)
-    return _apart(jaxpr, found)
+    return found
 
 
 def _apart(jaxpr: FlatJaxpr, found: list[Match]) -> list[Match]:
@@ -154,7 +172,12 @@ class _Dims:
 
 
 def _matched(
-    last: Eqn, known: Mapping[Var, Value], makers: Mapping[Var, Eqn], given: set[Var]
+    last: Eqn,
+    known: Mapping[Var, Value],
+    makers: Mapping[Var, Eqn],
+    given: set[Var],
+    *,
+    any_sum: bool,
 ) -> Match | None:
     """Return the attention whose second product an equation is."""
     for side in (0, 1):
@@ -162,20 +185,22 @@ def _matched(
         if isinstance(atom, Literal) or atom not in known or last.invars[1 - side] is atom:
             continue
         weights = known[atom]
-        softmax = _softmax(weights.node)
+        softmax = _softmax(weights.node, any_sum=any_sum)
         if softmax is not None:
             return _whole(last, side, weights, *softmax, makers=makers, given=given)
     return None
 
 
-def _softmax(node: Node) -> tuple[Node, int] | None:
+def _softmax(node: Node, *, any_sum: bool) -> tuple[Node, int] | None:
     """Return the scores and their label if a node is the softmax along it."""
-    if str(node[0]) == "convert_element_type":
-        (node,) = node[2]
+    node = _without_cast(node)
     if str(node[0]) != "div":
         return None
     above, below = node[2]
-    if below[0] != SUM or below[2] != above or str(above[0]) != "exp":
+    below = _without_cast(below) if any_sum else below
+    if below[0] != SUM or str(above[0]) != "exp":
+        return None
+    if (_without_cast(below[2]) if any_sum else below[2]) != above:
         return None
     (shifted,) = above[2]
     if str(shifted[0]) != "sub":
@@ -184,6 +209,10 @@ def _softmax(node: Node) -> tuple[Node, int] | None:
     if largest[0] != MAX or largest[1] != below[1] or largest[2] != scores:
         return None
     return scores, below[1]
+
+
+def _without_cast(node: Node) -> Node:
+    return node[2][0] if str(node[0]) == "convert_element_type" else node
 
 
 def _whole(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,23 +12,20 @@ from meshwise.jax_compat.jaxprs import (
     REMAT_NAMES,
     ClosedJaxpr,
     Eqn,
-    FlatJaxpr,
     Literal,
     bind_equation,
-    bodies,
     closed_jaxpr,
     scan_counts,
     with_params,
 )
 from meshwise.jax_compat.source_lines import source_scope
-from meshwise.trace.attention.match import Match, matches
+from meshwise.trace.attention.match import NEEDED, Match, matches
+from meshwise.trace.attention.written_out import primitive_names
 from meshwise.trace.layers.equations import dependent, environment, inlined, read, traced
 from meshwise.trace.loss import bind_loss
 from meshwise.trace.step import OpenStep
 
 _LOSS = "loss_and_grad"
-# What attention is made of.
-_NEEDED = {"dot_general", "exp", "reduce_max", "reduce_sum"}
 
 
 def with_attention(opened: OpenStep) -> OpenStep | None:
@@ -43,18 +40,10 @@ def with_attention(opened: OpenStep) -> OpenStep | None:
     Returns:
         The step; None if no attention is found.
     """
-    if not set(_names(opened.closed.jaxpr)) >= _NEEDED:
+    if not set(primitive_names(opened.closed.jaxpr)) >= NEEDED:
         return None
     found = _replaced(opened.closed, [False] * len(opened.closed.in_avals))
     return None if found is None else replace(opened, closed=found)
-
-
-def _names(jaxpr: FlatJaxpr) -> Iterator[str]:
-    """Yield the names of all primitives of a jaxpr and of the bodies in it."""
-    for eqn in jaxpr.eqns:
-        yield eqn.primitive.name
-        for body in bodies(eqn.params):
-            yield from _names(body)
 
 
 def _replaced(closed: ClosedJaxpr, varied: Sequence[bool]) -> ClosedJaxpr | None:

@@ -61,8 +61,8 @@ def in_microbatches(
     for v in variables(cutter.split.forward.jaxpr.outvars[: 1 + cutter.split.num_aux]):
         if v in joint.rows and joint.rows[v].parts > 1:
             raise TraceError(
-                f"{_made(cutter, v)} leaves the loss with several blocks of rows one behind the "
-                "other, which a step in stages cannot return; return each block (jnp.split)"
+                f"{_made(cutter, v)} leaves the loss with several runs of rows one behind the "
+                "other, which a step in stages cannot return; return each run (jnp.split)"
             )
     block = analyzed(
         joint.program, joint.batch_dims, joint.crossed, batch, local_statistics=local_statistics

@@ -31,7 +31,7 @@ class TimeShards(Shards):
             ValueError: the loop is cut; its rows are no block.
         """
         if self.parts(loop) > 1:
-            raise ValueError(f"loop {loop} is cut into micro-batches and is no contiguous block")
+            raise ValueError(f"loop {loop} is cut into micro-batches and does not lie in one piece")
         return 0
 
     def global_index(self, loop: int) -> Array:
