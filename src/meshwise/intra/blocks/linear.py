@@ -6,7 +6,8 @@ collectives, so such additions get strategies of their own; so do the linear vie
 reshape, widening convert, product with a scalar) on the way to them.
 
 So do sums over all elements of a tensor, and what adds them up: the norm of all gradients is one
-all-reduce of a scalar, not one for each of them.
+all-reduce of a scalar, not one for each of them.  In the body of a loop so do sums along any dims:
+the gradients of biases and norms are added over all micro-batches, and reduced once a step.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def _is_float(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
-def _sums_all(graph: Graph, op: Operator) -> bool:
-    """Whether an operator makes one number of a tensor by adding."""
+def _adds_up(graph: Graph, op: Operator, *, in_body: bool) -> bool:
+    """Whether an operator adds up a tensor: to one number, or in a body along any dims."""
     (result,) = op.outputs if len(op.outputs) == 1 else (None,)
     return (
         result is not None
-        and not graph.tensors[result].shape
+        and (in_body or not graph.tensors[result].shape)
         and _is_float(graph.tensors[result].dtype)
         and any(x.kind == SUM for x in op.rule.loops)
     )
@@ -84,7 +85,7 @@ def carriers(
     for i, op in enumerate(graph.operators):
         if op.bodies or (not light[i] and any(x.kind == SUM for x in op.rule.loops)):
             may.update(t for t in op.outputs if _is_float(graph.tensors[t].dtype))
-        elif light[i] and _sums_all(graph, op):
+        elif light[i] and _adds_up(graph, op, in_body=carries is not None):
             may.update(op.outputs)
         elif light[i] and _adds_two(graph, op) and _carries(graph, op, may):
             sums.add(i)
