@@ -51,13 +51,19 @@ class WrittenAttention:
 
 
 def written_attention(jaxpr: FlatJaxpr) -> Iterator[WrittenAttention]:
-    """Yield all attention of a step, that in loops and in what is differentiated included.
+    """Yield the attention of a step, that in loops and in what is differentiated included.
+
+    Equal scores of one source line, as of equal layers, come once.
 
     Args:
         jaxpr: The step; its calls were taken apart.
     """
+    seen: set[tuple[str, str]] = set()
     for match in all_attention(jaxpr, any_sum=True):
-        yield _described(match, jaxpr)
+        scores = source_line(match.first.source_info), str(match.first.outvars[0].aval)
+        if scores not in seen:
+            seen.add(scores)
+            yield _described(match, jaxpr)
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == LOSS:  # It has its loss twice.
             found = [eqn.params["loss"]]
