@@ -10,9 +10,10 @@ from doubles.graph_builders import mesh, random_graph
 from meshwise.assignment.problem import Solution
 from meshwise.errors import InfeasibleError
 from meshwise.intra.limit import fit
+from meshwise.intra.limit.refusal import TooLargeError
 from meshwise.intra.network import build_network
 from meshwise.intra.options import IntraOptions
-from meshwise.intra.plan_graph import plan_graph, relative_gap
+from meshwise.intra.plan_graph import free_answer, plan_graph, planned, prepared, relative_gap
 from meshwise.intra.price import step_time_s
 from oracle.brute_force import brute_force
 
@@ -49,6 +50,25 @@ def test_the_bound_holds_also_where_nothing_is_proved(
         assert price == pytest.approx(found.objective_s, rel=1e-9)
         bounded += found.status != "optimal"
     assert bounded > 0
+
+
+@pytest.mark.parametrize(
+    ("factor", "is_looked_for"), [(0.5, False), (2.0, True)], ids=["smaller", "larger"]
+)
+def test_the_smallest_plan_is_looked_for_unless_another_search_has_a_smaller_one(
+    factor: float, is_looked_for: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "_SMALL_NODES", 0)
+    graph = random_graph(0, 6)
+    free = free_answer(prepared(graph, MESH, IntraOptions())).num_bytes
+    made = prepared(graph, MESH, IntraOptions(memory_bytes=free // 2))
+    with pytest.raises(TooLargeError) as alone:
+        planned(made)
+    smallest = alone.value.smallest.num_bytes
+    assert smallest < free
+    with pytest.raises(TooLargeError) as beside:
+        planned(made, smallest_bytes=factor * smallest)
+    assert beside.value.smallest.num_bytes == (smallest if is_looked_for else free)
 
 
 @pytest.mark.parametrize(

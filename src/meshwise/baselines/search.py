@@ -179,7 +179,7 @@ class Search:
         if self._is_beaten(bound_s):
             return bound_s
         try:
-            result = planned(made, below_s=self._below_s())
+            result = self._planned(made)
         except TooLargeError as error:
             self._refusals.append(error)
             return math.inf if error.is_proved else bound_s
@@ -216,7 +216,7 @@ class Search:
             if not self._is_beaten(found.bound_s):
                 free = free_answer(found)
                 self._refuse_far(place, free)
-                self._keep(place, number, planned(found, free, below_s=self._below_s()))
+                self._keep(place, number, self._planned(found, free))
         except InfeasibleError as error:
             self._refusals.append(error)
             return False
@@ -231,9 +231,17 @@ class Search:
         limit = place.options.memory_bytes
         if limit is None or free.num_bytes <= limit or self.best is not None:
             return
-        known = [e.smallest.num_bytes for e in self._refusals if isinstance(e, TooLargeError)]
-        if free.num_bytes > _FAR * min(known, default=math.inf):
+        if free.num_bytes > _FAR * self._smallest_bytes():
             raise too_large(limit, free.peak, is_proved=False)
+
+    def _planned(self, made: Prepared, free: JudgedChoice | None = None) -> IntraResult:
+        """Return the cheapest plan of a place that fits, as far as it matters."""
+        return planned(made, free, below_s=self._below_s(), smallest_bytes=self._smallest_bytes())
+
+    def _smallest_bytes(self) -> float:
+        """Return the peak of the smallest plan that was refused."""
+        large = (e.smallest.num_bytes for e in self._refusals if isinstance(e, TooLargeError))
+        return min(large, default=math.inf)
 
     def _keep(self, place: MeshPlace, number: int, result: IntraResult) -> None:
         price_s = place.price_s(result)

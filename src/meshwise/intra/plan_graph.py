@@ -148,7 +148,11 @@ def free_answer(made: Prepared) -> JudgedChoice:
 
 
 def planned(
-    made: Prepared, free: JudgedChoice | None = None, *, below_s: float = math.inf
+    made: Prepared,
+    free: JudgedChoice | None = None,
+    *,
+    below_s: float = math.inf,
+    smallest_bytes: float = math.inf,
 ) -> IntraResult:
     """The cheapest plan that was found to fit.
 
@@ -157,6 +161,7 @@ def planned(
         free: Its free answer, if it is known.
         below_s: A plan of another search costs so much and fits: little is done for one that
             hardly is cheaper.
+        smallest_bytes: The smallest plan of other searches has such a peak, which does not fit.
 
     Raises:
         TooLargeError: no plan was found that fits.
@@ -171,7 +176,7 @@ def planned(
         # Other graphs and meshes may have been planned in between.
         late = start + made.options.time_limit_s - made.wall_s
         judge = dataclasses.replace(judge, deadline=late)
-        answer = fit(judge, answer, limit=limit, below_s=below_s)
+        answer = fit(judge, answer, limit=limit, below_s=below_s, smallest_bytes=smallest_bytes)
         check_solution(judge.problem, answer.solution)
     cost, bound = answer.solution.cost, answer.solution.bound
     return IntraResult(

@@ -127,7 +127,17 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
         # A TPU keeps what saves anything, as the gradient of scores, others what saves a 64th.
         return again > stored * (1 if rules.into_products else MUCH)
 
+    def is_unary(v: int) -> bool:
+        return sum(_is_wide(values, u, v) for u in set(values[v].inputs)) <= 1
+
+    def is_read_late(v: int, readers: AbstractSet[int]) -> bool:
+        # A reader needs what another one makes, as the backward pass does: XLA repeats only what
+        # reads one array there.  Source: InstructionFusion::ComputeGloballyUnfusible.
+        return not is_unary(v) and any(later[r] >> u & 1 for r in readers for u in readers)
+
     has, is_repeated = [False] * len(values), [False] * len(values)
+    # Values with a buffer that follow from each value, as bits.
+    later = [0] * len(values)
     # The instructions that compute a value; none if it is never read.
     roots: list[frozenset[int]] = [frozenset()] * len(values)
     for v in range(len(values) - 1, -1, -1):
@@ -144,12 +154,14 @@ def buffers_of(program: LocalProgram, users: list[list[int]], rules: FusionRules
             or v in leaving
             or (len(found) > 1 and is_kept(v, len(found)))
             or (len(found) > 1 and v in rounded and rules.keeps_rounded)
+            or (len(found) > 1 and not rules.by_traffic and is_read_late(v, found))
             or not all(_takes_in(values[u], len(users[v]), rules) for u in live)
             or (rules.by_traffic and any(_is_view(values, u) and has[u] for u in live))
         )
         if value.kind in _FUSED and has[v] and not rules.by_traffic:
-            is_unary = sum(_is_wide(values, u, v) for u in set(value.inputs)) <= 1
-            is_repeated[v] = len(users[v]) > 1 and not value.is_expensive and is_unary
+            is_repeated[v] = len(users[v]) > 1 and not value.is_expensive and is_unary(v)
+        for u in () if rules.by_traffic else live:
+            later[v] |= later[u] | has[u] << u
         roots[v] = frozenset((v,)) if has[v] else found
         if is_repeated[v]:
             roots[v] |= found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from operator import and_, or_
 
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.decision import OperatorDecision
 from meshwise.system.identity import Same
 from meshwise.trace.program import Node
+
+# What shows that a loop is over may be so much of what it writes.
+_SHOWN_SHARE = 1 / 64
 
 
 class Order:
@@ -103,7 +107,7 @@ class Order:
             event = 1 << len(self._shown)
             # Of several kinds only the best: XLA may know the others without the event.
             kind = _burden(numbers[0])[0]
-            self._shown.append([value for value in numbers if _burden(value)[0] == kind])
+            self._shown.append(_small([value for value in numbers if _burden(value)[0] == kind]))
         self._note(results, before | event)
 
     def _note(self, values: Sequence[Array], events: int) -> None:
@@ -142,6 +146,21 @@ def _burden(value: Array) -> tuple[int, int]:
     if jnp.issubdtype(value.dtype, jnp.inexact):
         return 0, value.size
     return (1 if value.size > 1 else 2), value.size
+
+
+def _small(values: Sequence[Array]) -> list[Array]:
+    """Return the smallest of values that are in order of size, with at least one whole array.
+
+    They stay in memory until it is read that they are there.  XLA may fold away a single number,
+    hardly a whole array.
+    """
+    sizes = list(accumulate(value.size for value in values))
+    first = next((i for i, value in enumerate(values) if value.size > 1), len(values))
+    return [
+        value
+        for i, (value, size) in enumerate(zip(values, sizes, strict=True))
+        if i <= first or size <= _SHOWN_SHARE * sizes[-1]
+    ]
 
 
 def _changed(value: Array) -> Array:

@@ -18,7 +18,7 @@ from meshwise.assignment.network import Network, network_of
 from meshwise.assignment.proof.labels import FOUND, NOTHING, LabelLimits, find_labels
 from meshwise.assignment.proof.order import in_order, narrow_order
 from meshwise.assignment.proof.price_lines import PriceLineEffort, bounds_of, lines_at
-from meshwise.assignment.proof.proof import _improved, _within_cores, prove
+from meshwise.assignment.proof.proof import BRIEF_WORK, _improved, _within_cores, prove
 from meshwise.assignment.reductions.reduction import reduce_instance
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")
@@ -53,6 +53,20 @@ def test_the_best_choice_is_found_and_proved(tight: float, price: float, count: 
         assert proof.bound <= want
     assert num_found > 3
     assert num_rows > 1
+
+
+def test_without_rows_a_brief_proof_from_a_choice_finds_the_best() -> None:
+    num_better = 0
+    for seed in range(30):
+        instance = random_instance(seed, num_nodes=8, tight=None, forbid=False)
+        network, known = network_of(instance), np.zeros(8, np.int64)
+        stop, cost = np.zeros(1, np.int8), cost_of(network, known)
+        proof = prove(network, np.ones(0), cost, stop=stop, choice=known, work=BRIEF_WORK)
+        assert proof.is_proved
+        best = known if proof.choice is None else proof.choice
+        assert cost_of(network, best) == optimum(instance)
+        num_better += proof.choice is not None
+    assert num_better > 3
 
 
 @pytest.mark.parametrize("count", few_or_all(15, 40))

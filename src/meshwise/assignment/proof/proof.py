@@ -124,8 +124,11 @@ def prove(
     if not lines:
         return Proof(choice=None, bound=-math.inf, is_proved=False)
     bound = max(line.bound for line in lines)
-    # A choice that is nearly the best saves much: all that comes later looks below it only.
-    best = _good(placed, lines, known, None if choice is None else choice[order], effort)
+    # A choice that is nearly the best saves much: all that comes later looks below it only.  But
+    # without rows a brief proof from a known choice is sooner done than the search for one.
+    first = None if choice is None else choice[order]
+    is_brief = work <= BRIEF_WORK and first is not None and not len(network.capacity)
+    best = None if is_brief else _good(placed, lines, known, first, effort)
     known = known if best is None else cost_of(placed, best)
     below, proved, num_failed, is_proved = bound, -math.inf, 0, False
     step = max(min(_FIRST_SHARE * (known - bound), _FIRST_OF_BOUND * abs(bound)), 1.0)
