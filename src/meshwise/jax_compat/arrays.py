@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax import Array
 from jax._src import dtypes
 
@@ -40,10 +41,14 @@ def with_checked_layouts(compiled: Any) -> Any:
     return compiled
 
 
+# Whether `refill` is possible: JAX 0.11 gives no buffers to an array that was deleted.
+CAN_REFILL = jax.__version_info__ < (0, 11)
+
+
 def refill(array: Any, contents: Array) -> None:
     """Give a deleted array the buffers of another one of its shape, dtype and sharding.
 
-    As JAX does with the arrays that its own functions with effects have changed; since 0.8.
+    As JAX does with the arrays that its own functions with effects have changed; from 0.8 to 0.10.
 
     Args:
         array: The deleted array.

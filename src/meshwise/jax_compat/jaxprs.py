@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, cast
 
+import jax
 from jax import Array, core, lax, sharding
 from jax._src import pjit
 from jax._src.interpreters.partial_eval import convert_constvars_jaxpr
@@ -97,7 +98,7 @@ CALL_BODIES = {
     "remat2": "jaxpr",
     "remat3": "jaxpr",
     "checkpoint": "jaxpr",
-    "composite": "jaxpr",
+    "composite": "jaxpr" if jax.__version_info__ < (0, 11) else "call_jaxpr",
     "custom_vmap_call": "call",
     "linear_call": "callee",
     "remat_opt": "fwd_jaxpr",

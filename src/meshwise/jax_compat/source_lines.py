@@ -78,7 +78,10 @@ def _is_installed(file: str) -> bool:
 
 
 def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo | None:
-    """Choose the source of an equation: that of its call if its own shows no line of the user.
+    """Choose the source of an equation: that of its call if only this one shows a line of the user.
+
+    The source of an equation of a body ends where the body begins (since JAX 0.11), which may be in
+    a package.
 
     Args:
         own: The source of the equation.
@@ -87,7 +90,13 @@ def best_source(own: SourceInfo | None, call: SourceInfo | None) -> SourceInfo |
     Returns:
         One of the two.
     """
-    return own if call is None or next(_frames(own), None) else call
+    if call is None or _shows_user(own):
+        return own
+    return call if _shows_user(call) or next(_frames(own), None) is None else own
+
+
+def _shows_user(source: SourceInfo | None) -> bool:
+    return any(not _is_installed(frame.file_name) for frame in _frames(source))
 
 
 class GradientCall(NamedTuple):

@@ -14,6 +14,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from meshwise.cluster.spec import ClusterSpec
+from meshwise.jax_compat.arrays import CAN_REFILL
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.program.memory import live_bytes, verify_memory
@@ -187,7 +188,7 @@ class PipelineExecutable:
             return self.ends.results(run(flat, take_over))
         except BaseException:
             # In a job the other processes go on, and do not help to put stacks together.
-            if not is_taken_over and self.pipeline.transport is None:
+            if not is_taken_over and self.pipeline.transport is None and CAN_REFILL:
                 self.ends.restore(given, flat)
             raise
 
