@@ -101,6 +101,8 @@ CALL_BODIES = {
     "composite": "jaxpr" if jax.__version_info__ < (0, 11) else "call_jaxpr",
     "custom_vmap_call": "call",
     "linear_call": "callee",
+    "eval_jaxpr": "call_jaxpr",
+    "xla_metadata_call": "jaxpr",
     "remat_opt": "fwd_jaxpr",
 }
 

@@ -43,7 +43,7 @@ _OTHERS = """
 """
 
 # Primitives that the oldest supported JAX lacks: `one_minus_square` is new in 0.11.
-NEWER = ("one_minus_square",)
+NEWER = ("log2", "one_minus_square")
 
 
 def _dim_map(shape: tuple[int, ...], result: tuple[int, ...], dims: DimMap) -> DimMap:

@@ -37,7 +37,7 @@ _NAMES = {
     """,
     _APART: "shard_map",
     _INSIDE: """
-        custom_lin custom_jvp_call_jaxpr create_linear eval_jaxpr from_edtype geqp3
+        custom_lin custom_jvp_call_jaxpr create_linear from_edtype geqp3
         iota_2x32_shape philox2x32 philox4x32 stage threefry4x32 tie to_edtype unreachable
         zeros_like
     """,
