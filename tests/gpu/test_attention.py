@@ -40,6 +40,8 @@ def moved(attention: Callable[..., Any], num_microbatches: int | None) -> tuple[
     return jax.tree.map(lambda new, old: np.asarray(new) - old, found, weights), float(loss)
 
 
+# JAX 0.11 says that it will give up Triton.
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend:DeprecationWarning")
 @pytest.mark.parametrize("num_microbatches", [1, 4])
 @pytest.mark.parametrize("attention", [by_cudnn, by_triton])
 def test_a_step_with_a_kernel_has_the_numbers_of_jit(
