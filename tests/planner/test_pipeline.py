@@ -153,7 +153,7 @@ def test_a_batch_of_different_sizes_is_refused() -> None:
         )
         return state - grads, loss
 
-    batch = {"x": jax.ShapeDtypeStruct((4, 3), jnp.float32), "y": jax.ShapeDtypeStruct((2,), float)}
+    batch = {"x": jax.ShapeDtypeStruct((4, 3), jnp.float32), "y": jax.ShapeDtypeStruct((2,), jnp.float32)}
     request = PipelineRequest(cluster=CLUSTER)
     with pytest.raises(TraceError, match="batch sizes"):
         plan_pipeline(step, (jnp.ones((3, 3)), batch), {}, SIGNATURE, request)

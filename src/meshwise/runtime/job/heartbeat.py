@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 
 import jax
@@ -33,6 +34,7 @@ from meshwise.runtime.job.beats import (
     Observer,
 )
 from meshwise.runtime.job.failures import exit_code_of, failure_text, may_be_of_another
+from meshwise.runtime.job.spare_threads import SpareThreads
 from meshwise.runtime.job.whereabouts import Whereabouts
 from meshwise.system.cause_file import write_cause
 from meshwise.system.exit_codes import START_AGAIN
@@ -86,6 +88,8 @@ class Heartbeat:
         self._is_leaving = False
         self._exit_code = 0
         self._beater = threading.Thread(target=self._beat_on, name=_NAME, daemon=True)
+        # For telling a cause, ending the process, and its output; each may hang.
+        self._spare = SpareThreads(3)
 
     def start(self) -> None:
         """Begin to beat, until the job is left."""
@@ -130,12 +134,14 @@ class Heartbeat:
         if is_own:
             self._found(Fault(process=self._process, text=failure_text(error, self._process)))
         self._exit_code = exit_code_of(error) if is_own else START_AGAIN
-        threading.Thread(target=self._exit_later, args=(is_own,), daemon=True).start()
+        self._spare.run(partial(self._exit_later, is_own), limit_s=0.0)
 
     def _exit_later(self, is_own: bool) -> None:
         grace_s = _CAUSE_GRACE_S if is_own else _GRACE_S
         time.sleep(_STORE_GRACE_S if self._process == 0 else grace_s)
-        _exit(self._exit_code)
+        # What nobody reads would be waited for.
+        self._spare.run(_flush, limit_s=1.0)
+        os._exit(self._exit_code)
 
     def _hear_of_exceptions(self) -> None:
         """Tell of an exception that ends the program, before Python waits for threads."""
@@ -168,9 +174,7 @@ class Heartbeat:
 
         # Where process 0 is gone, so is the store.
         if fault.process or not self._process:
-            sharing = threading.Thread(target=share, daemon=True)
-            sharing.start()
-            sharing.join(_SHARE_S)
+            self._spare.run(share, limit_s=_SHARE_S)
         with self._lock:
             if self.fault is None:
                 self.fault = first[-1]
@@ -352,14 +356,6 @@ def _say(text: str) -> None:
     with suppress(OSError, ValueError):
         sys.stderr.write(f"meshwise: {text}\n")
         sys.stderr.flush()
-
-
-def _exit(code: int) -> None:
-    # What nobody reads would be waited for.
-    flush = threading.Thread(target=_flush, daemon=True)
-    flush.start()
-    flush.join(1.0)
-    os._exit(code)
 
 
 def _flush() -> None:
