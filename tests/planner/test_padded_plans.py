@@ -34,7 +34,9 @@ def gpt(vocab: int) -> tuple[Any, Any, Any]:
         return (optax.apply_updates(params, updates), opt), loss
 
     tokens = jax.ShapeDtypeStruct((ROWS, SEQ), jnp.int32)
-    params = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, SEQ), jnp.int32))
+    params = jax.eval_shape(
+        model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, SEQ), jnp.int32)
+    )
     state = (params, jax.eval_shape(optimizer.init, params))
     return step, state, {"x": tokens, "y": tokens}
 
