@@ -55,7 +55,7 @@ def test_a_token_without_a_place_is_left_out() -> None:
 @pytest.fixture(scope="module")
 def plan():
     # Wide enough that exchanges are not all of its time.
-    config = replace(TINY, num_layers=4, ffn=8192, **BFLOAT16)
+    config = replace(TINY, num_layers=4, ffn=65536, **BFLOAT16)
     published = Published(config=config, batch=32, stages=2, expert_devices=8)
     _, found = next(published.plans(ClusterSpec.virtual("2x dgx-h100")))
     return found
