@@ -19,9 +19,9 @@ from meshwise.units import bytes_text
 
 # Smaller shares of a device's peak or of a step are not worth a change of the step.
 _LEAST_SHARE = 0.1
-# What cuDNN's attention takes, as JAX asks for it: devices from Ampere on, 16 bits, heads of queries
-# as of values, a multiple of 8 features and on each device at most so many, and even lengths where
-# there is a bias or a mask beside the causal one. Source: `check_is_flash_attention` in JAX 0.10.
+# What cuDNN's attention takes, as JAX asks for it: devices from Ampere on, 16 bits, features of
+# queries as of values, a multiple of 8 and at most so many, and even lengths where there is a
+# bias or a mask beside the causal one. Source: `check_is_flash_attention` in JAX 0.10.
 _MOST_FEATURES = (((9, 0), 256), ((8, 0), 128))
 _TYPES = ("bfloat16", "float16")
 _MULTIPLE = 8
