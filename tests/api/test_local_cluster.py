@@ -19,6 +19,12 @@ def test_a_single_gpu_has_the_way_to_the_memory_of_the_host_alone(
     assert found.memory_bytes == whole.memory_bytes
 
 
+def test_a_single_gpu_of_a_process_among_others_shares_the_way() -> None:
+    whole = mw.Cluster.virtual("1x dgx-h100").host.device
+    found = accelerator_host("NVIDIA H100 80GB HBM3", 1, None, has_neighbours=True).device
+    assert found.host_bytes_per_s == whole.host_bytes_per_s
+
+
 def test_an_accelerator_without_a_data_sheet_is_named() -> None:
     with pytest.raises(ClusterError, match="no data sheet for device 'GTX 1080'"):
         accelerator_host("GTX 1080", 1, None)

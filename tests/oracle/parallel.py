@@ -23,8 +23,13 @@ CLUSTER = cpu_cluster(8)
 
 def parallel_step(problem: Problem, method: Method, num_microbatches: int = 1, **more: Any) -> Any:
     """The step of a problem, parallelised by a method."""
-    options = {"num_microbatches": num_microbatches, **problem.options, **more}
-    return mw.parallelize(problem.step, method=method, cluster=CLUSTER, **options)
+    options = {
+        "cluster": CLUSTER,
+        "num_microbatches": num_microbatches,
+        **problem.options,
+        **more,
+    }
+    return mw.parallelize(problem.step, method=method, **options)
 
 
 def run_method(

@@ -16,6 +16,7 @@ from oracle.compare import assert_same_x64
 from oracle.parallel import run_method, run_random
 from oracle.problem import Problem, reference
 from oracle.step_problems import weights
+from programs.ways import CLUSTER
 
 pytestmark = pytest.mark.usefixtures("x64", "quick_steps")
 
@@ -84,6 +85,38 @@ def _passed_on(p, x):
         p["scale"],
     )
     return jnp.mean((h @ w) * s)
+
+
+@pytest.mark.parametrize("method", [mw.Megatron(2, 4), mw.IntraOp((2, 4))], ids=str)
+@pytest.mark.parametrize(
+    "same",
+    [lambda s, w: s + 0.0, lambda s, w: s[::-1][::-1], lambda s, w: jnp.where(True, s, w)],
+    ids=["add", "rev", "where"],
+)
+def test_a_small_carry_that_xla_takes_out_of_its_loop(same, method):
+    """What a loop makes of its smallest result may say nothing, and what it reads first neither."""
+    names = ("w1", "b1", "w2", "scale", "layers", "x")
+    sizes = ((8, 16), (16,), (16, 8), (8,), (3, 8, 8), (16, 8))
+    params = dict(zip(names, weights(*sizes).values(), strict=True))
+    x = params.pop("x")
+
+    def loss(p, batch):
+        def body(carry, w):
+            h, s = carry
+            return (jnp.tanh(h @ w), same(s, w[0])), None
+
+        (h, s), _ = lax.scan(body, (batch["x"], p["scale"]), p["layers"])
+        (h, t), _ = lax.scan(body, (h, jnp.zeros(8)), p["layers"] * 0.5)
+        return jnp.mean((h @ p["w1"] @ p["w2"]) ** 2) + jnp.sum(s * p["scale"]) * 0.01 + jnp.sum(t)
+
+    def step(p, batch):
+        value, grads = mw.value_and_grad(loss)(p, batch)
+        return jax.tree.map(lambda a, g: a - 0.1 * g, p, grads), value
+
+    problem = Problem(step=step, state=params, calls=(({"x": x},),))
+    # Small arrays are split where links cost nothing.
+    got = run_method(problem, method, cluster=CLUSTER)
+    assert_same_x64(reference(problem), got)
 
 
 KINDS = [_folded_carry, _one_trip, _integers, _nothing_carried, _passed_on]

@@ -74,10 +74,35 @@ def test_devices_without_the_kernel_get_no_hint(cluster: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tokens": 32, "features": 128}, {"features": 256}, {"cap": jnp.tanh}]
+    "changes", [{"tokens": 32, "features": 128}, {"features": 512}, {"cap": jnp.tanh}]
 )
 def test_what_is_small_or_the_kernel_does_not_do_gets_no_hint(changes: Any) -> None:
     assert not hints(planned(*step_of(jnp.bfloat16, **changes)))
+
+
+@pytest.mark.parametrize(("cluster", "count"), [("1x dgx-h100", 1), ("1x dgx-a100", 0)])
+def test_wide_heads_need_a_hopper(cluster: str, count: int) -> None:
+    wide = step_of(jnp.bfloat16, tokens=2048, features=256)
+    assert len(hints(planned(*wide, cluster=mw.Cluster.virtual(cluster)))) == count
+
+
+@pytest.mark.parametrize(("tokens", "has_bias", "count"), [(511, True, 0), (511, False, 1)])
+def test_a_bias_needs_even_lengths(tokens: int, has_bias: bool, count: int) -> None:
+    bias = jax.nn.one_hot(jnp.arange(HEADS), HEADS, dtype=jnp.bfloat16)[:, :1, None]
+    cap = (lambda scores: scores + bias) if has_bias else None
+    assert len(hints(planned(*step_of(jnp.bfloat16, tokens=tokens, cap=cap)))) == count
+
+
+def test_a_softmax_over_classes_is_no_attention() -> None:
+    def loss(classes: Any, x: Any) -> jax.Array:
+        return jnp.sum((jax.nn.softmax(x @ classes.T, axis=-1) @ classes).astype(jnp.float32))
+
+    def step(classes: Any, x: Any) -> Any:
+        value, grad = mw.value_and_grad(loss)(classes, x)
+        return classes - grad, value
+
+    classes, x = (jax.ShapeDtypeStruct((n, 64), jnp.bfloat16) for n in (8192, 16384))
+    assert not hints(planned(step, classes, x))
 
 
 def test_stages_are_told_too() -> None:

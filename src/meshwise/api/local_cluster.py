@@ -42,17 +42,17 @@ def local_cluster() -> spec.ClusterSpec:
     Raises:
         ClusterError: the accelerator is not in the catalog.
     """
-    devices = jax.local_devices()
+    devices, in_job = jax.local_devices(), current_job() is not None
     if devices[0].platform == "cpu":
         found = cpu_cluster(len(devices), host_memory_bytes=host_memory_bytes())
     else:
-        host = accelerator_host(devices[0].device_kind, len(devices), device_memory_bytes(devices))
+        kind, limit = devices[0].device_kind, device_memory_bytes(devices)
+        # Each process of a job may see one GPU of a machine that has many.
+        host = accelerator_host(kind, len(devices), limit, has_neighbours=in_job)
         group = HostGroup(count=1, host=host)
         name = f"{len(devices)} x {devices[0].device_kind}"
         found = spec.ClusterSpec(name=name, groups=(group,))
-    if current_job() is None:
-        return found
-    return OneProcess(name=found.name, groups=found.groups)
+    return OneProcess(name=found.name, groups=found.groups) if in_job else found
 
 
 def is_one_cpu(cluster: spec.ClusterSpec | None) -> bool:
@@ -60,13 +60,16 @@ def is_one_cpu(cluster: spec.ClusterSpec | None) -> bool:
     return cluster is not None and cluster.name == cpu_cluster(1).name
 
 
-def accelerator_host(kind: str, num_devices: int, memory_bytes: int | None) -> HostSpec:
+def accelerator_host(
+    kind: str, num_devices: int, memory_bytes: int | None, *, has_neighbours: bool = False
+) -> HostSpec:
     """Return a host of the catalog with some devices of a kind.
 
     Args:
         kind: The kind of the devices, as JAX calls it.
         num_devices: How many it has; each keeps its share of the NICs.
         memory_bytes: What JAX may use of each; None: all of it.
+        has_neighbours: Whether the machine may have other devices, which other processes use.
 
     Raises:
         ClusterError: the accelerator is not in the catalog.
@@ -76,7 +79,7 @@ def accelerator_host(kind: str, num_devices: int, memory_bytes: int | None) -> H
             host = spec.ClusterSpec.virtual(f"1x {host_name}").host
             limit = memory_bytes or host.device.memory_bytes
             # A single GPU shares its way to the memory of the host with no other.
-            sharing = GPUS_OF_A_SWITCH if num_devices == 1 else 1
+            sharing = GPUS_OF_A_SWITCH if num_devices == 1 and not has_neighbours else 1
             device = dataclasses.replace(
                 host.device,
                 memory_bytes=limit,

@@ -19,12 +19,12 @@ from meshwise.units import bytes_text
 
 # Smaller shares of a device's peak or of a step are not worth a change of the step.
 _LEAST_SHARE = 0.1
-# What cuDNN's attention takes, as JAX asks for it: devices from Ampere on, 16 bits, and heads of
-# queries as of values, that many features at most and a multiple of 8. Source: the checks of
-# `jax.nn.dot_product_attention` in JAX 0.10.
-_LEAST_CAPABILITY = (8, 0)
+# What cuDNN's attention takes, as JAX asks for it: devices from Ampere on, 16 bits, features of
+# queries as of values, a multiple of 8 and at most so many, and even lengths where there is a
+# bias or a mask beside the causal one. Source: `check_is_flash_attention` in JAX 0.10.
+_MOST_FEATURES = (((9, 0), 256), ((8, 0), 128))
 _TYPES = ("bfloat16", "float16")
-_MOST_FEATURES, _MULTIPLE = 128, 8
+_MULTIPLE = 8
 # Scores may be scaled, biased and masked.
 _FUNCTIONS = frozenset(
     "add and convert_element_type div eq ge gt le lt max min mul ne neg not or select_n sub".split()
@@ -41,24 +41,25 @@ def with_attention_hint(
         step: Gives the step, or its forward pass, with calls taken apart.
         graph: The graph that was planned on one mesh; None: only times are looked at.
     """
-    text = "" if plan.joins_attention or not _has_kernel(plan) else _hint(plan, step(), graph)
+    most = 0 if plan.joins_attention else _most_features(plan)
+    text = _hint(plan, step(), graph, most) if most else ""
     return replace(plan, warnings=(*plan.warnings, text)) if text else plan
 
 
-def _has_kernel(plan: Plan) -> bool:
-    """Return whether cuDNN has attention for all devices of a plan."""
-    names = {
-        name
+def _most_features(plan: Plan) -> int:
+    """Return how many features cuDNN's attention has on all devices of a plan; 0: there is none."""
+    most = {
+        name: next((n for least, n in _MOST_FEATURES if gpu.compute_capability >= least), 0)
         for target in GPUS
-        if target.gpu.compute_capability >= _LEAST_CAPABILITY
+        for gpu in (target.gpu,)
         for name in target.devices
     }
-    return all(stage.mesh.device.name in names for stage in plan.stages)
+    return min(most.get(stage.mesh.device.name, 0) for stage in plan.stages)
 
 
-def _hint(plan: Plan, step: FlatJaxpr, graph: Graph | None) -> str:
+def _hint(plan: Plan, step: FlatJaxpr, graph: Graph | None, most_features: int) -> str:
     """Return the warning; empty where there is nothing to say."""
-    found = [a for a in written_attention(step) if _fits(a)]
+    found = [a for a in written_attention(step) if _fits(a, most_features)]
     if not found:
         return ""
     num_bytes = 0 if graph is None else _bytes_at_peak(plan, graph, found)
@@ -108,12 +109,15 @@ def _bytes_at_peak(plan: Plan, graph: Graph, found: Sequence[WrittenAttention]) 
     return sum(b.num_bytes for b in at_peak if b.role != "input" and is_like_scores(b))
 
 
-def _fits(attention: WrittenAttention) -> bool:
+def _fits(attention: WrittenAttention, most_features: int) -> bool:
     """Return whether cuDNN has such attention, types apart."""
     features, of_values = attention.features
+    is_even = not any(size % 2 for size in attention.rows_and_keys)
     return (
-        features == of_values
-        and features <= _MOST_FEATURES
+        attention.has_batch
+        and features == of_values
+        and features <= most_features
         and features % _MULTIPLE == 0
+        and (is_even or not attention.has_others)
         and attention.functions <= _FUNCTIONS
     )

@@ -1,8 +1,8 @@
 """A decided step as an XLA executable that does what was written.
 
 Faults of XLA:CPU show in the schedule of the executable: collectives that race with a loop before
-them, which the lowering prevents, and donated arguments that are overwritten before they are read,
-against which the step is compiled again.
+them, which the lowering prevents, and donated arguments that are overwritten before they are read.
+Against both the step is compiled again where need be.
 """
 
 from __future__ import annotations
@@ -52,12 +52,23 @@ def compile_decided(
         ClusterError: the processes have lowered different programs.
     """
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    jitted = jitted_step(traced, decision, logical, mesh, mesh.devices.flat[0].platform)
-    lowered = jitted.lower(*specs)
+    platform = mesh.devices.flat[0].platform
+    lowered = jitted_step(traced, decision, logical, mesh, platform).lower(*specs)
     if job is not None:
         digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
         check_agreement(job, "the program of the step", {"its text": digest})
-    return checked(lowered, mesh.devices, "the step") if has_devices_here(mesh) else None
+    if not has_devices_here(mesh):
+        return None
+    try:
+        return checked(lowered, mesh.devices, "the step")
+    except _RaceError:
+        # XLA knows what becomes of the little that is read of a loop.
+        jitted = jitted_step(traced, decision, logical, mesh, platform, reads_all=True)
+        return checked(jitted.lower(*specs), mesh.devices, "the step")
+
+
+class _RaceError(ProgramError):
+    """Collectives do not wait for the loop before them."""
 
 
 def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:
@@ -79,7 +90,7 @@ def checked(lowered: Lowered, devices: np.ndarray, name: str) -> Compiled:
     module = parse_module(text)
     racing = overlapping(module)
     if racing:
-        raise ProgramError(
+        raise _RaceError(
             f"on XLA:CPU the collectives {', '.join(racing)} of {name} do not wait for the loop "
             "before them and may hang; please report this program. Another method or mesh gives "
             "another one"

@@ -125,6 +125,7 @@ def run_local(
     args: Sequence[Array],
     *,
     in_order: bool = False,
+    reads_all: bool = False,
 ) -> list[Array]:
     """Return the program of one device, on local tiles of the arguments.
 
@@ -135,11 +136,12 @@ def run_local(
         mesh: The mesh; its axis names are bound by the caller's `shard_map`.
         args: Local tiles in the layouts `decision.inputs`.
         in_order: Keep collectives and loops apart by data (`spmd.order`).
+        reads_all: For that, read all results of loops, not only small ones.
 
     Returns:
         Local tiles in the layouts `decision.outputs[j].layout`.
     """
-    order = Order(is_kept=in_order)
+    order = Order(is_kept=in_order, reads_all=reads_all)
     device = _Device(program, graph, mesh, order)
     for ident, layout, value in zip(program.inputs, decision.inputs, args, strict=True):
         device.values.define(ident, layout, value)
@@ -204,7 +206,7 @@ def _structured(
     waits = order.is_kept and communicates(operator, chosen, mesh)
     if waits:
         operands = order.before_loop(operands, decides(node, chosen), is_inlined=is_inlined(node))
-    results = _run_bodies(node, chosen, operator, mesh, operands, order.is_kept)
+    results = _run_bodies(node, chosen, operator, mesh, operands, order)
     passed = passed_on(node, chosen)
     made = [value for j, value in enumerate(results) if j not in passed]
     order.derive(made, operands)
@@ -221,10 +223,15 @@ def _run_bodies(
     operator: Operator,
     mesh: LogicalMesh,
     operands: list[Array],
-    in_order: bool,
+    order: Order,
 ) -> list[Array]:
+    in_order, reads_all = order.is_kept, order.reads_all
+
     def body(part: int, values: list[Array]) -> list[Array]:
         graph, decision = operator.bodies[part], chosen.bodies[part]
-        return run_local(node.bodies[part], graph, decision, mesh, values, in_order=in_order)
+        program = node.bodies[part]
+        return run_local(
+            program, graph, decision, mesh, values, in_order=in_order, reads_all=reads_all
+        )
 
     return run_structured(node, operands, body)

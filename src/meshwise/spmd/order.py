@@ -36,9 +36,16 @@ class Order:
     Events are collectives and loops, counted from 0; sets of events are bits of an integer.
     """
 
-    def __init__(self, *, is_kept: bool) -> None:
-        """Args: whether to add what is missing; if not, nothing is done at all."""
-        self.is_kept = is_kept
+    def __init__(self, *, is_kept: bool, reads_all: bool = False) -> None:
+        """Begin.
+
+        Args:
+            is_kept: Whether to add what is missing; if not, nothing is done at all.
+            reads_all: Read all that a loop writes, let all that it reads wait, and count on no
+                other order: XLA knows what becomes of a carry such as `s + 0`, takes it out of the
+                loop, and a collective on it waits for nothing.
+        """
+        self.is_kept, self.reads_all = is_kept, reads_all
         # By event what shows that it is over, and whether that has been read.
         self._shown: list[list[Array]] = []
         self._over: dict[int, Array] = {}
@@ -50,6 +57,10 @@ class Order:
         sets = (self._before.get(Same(value), 0) for value in values)
         return functools.reduce(or_, sets, 0)
 
+    def _known(self, values: Sequence[Array]) -> int:
+        """Return the events for which a reader of values waits as the program is written."""
+        return 0 if self.reads_all else self.of(values)
+
     def derive(self, results: Sequence[Array], operands: Sequence[Array]) -> None:
         """Results of an operator wait for what its operands wait for."""
         if self.is_kept:
@@ -59,7 +70,7 @@ class Order:
         """Run a collective on a value, after all loops so far."""
         if not self.is_kept:
             return collective(value)
-        held = self._after(value, self._loops & ~self.of([value]))
+        held = self._after(value, self._loops & ~self._known([value]))
         result = collective(held)
         self._happen([result], self.of([held]))
         return result
@@ -74,7 +85,7 @@ class Order:
             read: Positions of those that it reads in any case.
             is_inlined: XLA takes the loop away: all of its operands wait, else one or two.
         """
-        missing = ((1 << len(self._shown)) - 1) & ~self.of(operands)
+        missing = ((1 << len(self._shown)) - 1) & ~self._known(operands)
         usable = [i for i in read if _is_number(operands[i])]
         if not self.is_kept or not missing or not usable:
             return list(operands)
@@ -82,7 +93,8 @@ class Order:
         usable.sort(key=lambda i: _burden(operands[i]))
         # XLA may fold away a single number, hardly a whole array.
         arrays = [i for i in usable if operands[i].size > 1]
-        for i in usable if is_inlined else dict.fromkeys((usable[0], *arrays[:1])):
+        waits_all = is_inlined or self.reads_all
+        for i in usable if waits_all else dict.fromkeys((usable[0], *arrays[:1])):
             out[i] = self._after(out[i], missing)
         return out
 
@@ -91,7 +103,7 @@ class Order:
         if not self.is_kept:
             return list(operands)
         so_far = (1 << len(self._shown)) - 1
-        return [self._after(value, so_far & ~self.of([value])) for value in operands]
+        return [self._after(value, so_far & ~self._known([value])) for value in operands]
 
     def after_loop(self, written: Sequence[Array]) -> None:
         """A loop is over once the results that it writes are there."""
@@ -107,7 +119,8 @@ class Order:
             event = 1 << len(self._shown)
             # Of several kinds only the best: XLA may know the others without the event.
             kind = _burden(numbers[0])[0]
-            self._shown.append(_small([value for value in numbers if _burden(value)[0] == kind]))
+            best = [value for value in numbers if _burden(value)[0] == kind]
+            self._shown.append(numbers if self.reads_all else _small(best))
         self._note(results, before | event)
 
     def _note(self, values: Sequence[Array], events: int) -> None:

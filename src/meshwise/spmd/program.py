@@ -96,6 +96,7 @@ def sharded_function(
     mesh: Mesh | AbstractMesh,
     *,
     in_order: bool = False,
+    reads_all: bool = False,
 ) -> Callable[..., tuple[Array, ...]]:
     """Return the step on global arrays: flat arguments to flat results, explicit inside.
 
@@ -106,10 +107,19 @@ def sharded_function(
         logical: The mesh as planned.
         mesh: A concrete or abstract JAX mesh with the same axis names and sizes.
         in_order: Keep collectives and loops apart by data (`spmd.order`).
+        reads_all: For that, read all results of loops, not only small ones.
     """
     names = logical.names
+
+    def tiles(*args: Array) -> tuple[Array, ...]:
+        return tuple(
+            run_local(
+                program, graph, decision, logical, args, in_order=in_order, reads_all=reads_all
+            )
+        )
+
     return jax.shard_map(
-        lambda *args: tuple(run_local(program, graph, decision, logical, args, in_order=in_order)),
+        tiles,
         mesh=mesh,
         in_specs=tuple(partition_spec(lay, names) for lay in decision.inputs),
         out_specs=tuple(partition_spec(use.layout, names) for use in decision.outputs),
@@ -152,6 +162,8 @@ def jitted_step(
     logical: LogicalMesh,
     mesh: Mesh | AbstractMesh,
     platform: str,
+    *,
+    reads_all: bool = False,
 ) -> Wrapped:
     """Jit a step.
 
@@ -161,13 +173,20 @@ def jitted_step(
         logical: The mesh as planned.
         mesh: Its devices, or a mesh without devices where it is only lowered.
         platform: The platform of the devices, as "cpu".
+        reads_all: On CPU, collectives wait for loops by reading all of their results.
 
     Returns:
         The jitted function of flat arguments.
     """
     options = compile_options(platform, logical.num_devices)
     sharded = sharded_function(
-        traced.program, traced.graph, decision, logical, mesh, in_order=platform == "cpu"
+        traced.program,
+        traced.graph,
+        decision,
+        logical,
+        mesh,
+        in_order=platform == "cpu",
+        reads_all=reads_all,
     )
 
     def step(*args: Array) -> tuple[Array, ...]:

@@ -24,6 +24,9 @@ class WrittenAttention:
         lines: Source lines of what is between its two products, and of the first.
         shape: Shape of the scores, for the whole batch.
         rows_and_keys: The sizes of its dims of rows and of keys.
+        has_batch: Whether queries and keys have a dim in common, as sequences or heads.  Without,
+            the keys are the same for all rows, as the classes of a softmax.
+        has_others: Whether scores are changed by more than numbers and positions, as by a bias.
         dtype: Type of what the first product gives.
         query_dtype: Type of the queries.
         features: Features of queries and of values.
@@ -34,6 +37,8 @@ class WrittenAttention:
     lines: frozenset[str]
     shape: tuple[int, ...]
     rows_and_keys: tuple[int, int]
+    has_batch: bool
+    has_others: bool
     dtype: str
     query_dtype: str
     features: tuple[int, int]
@@ -102,6 +107,8 @@ def _described(match: Match, jaxpr: FlatJaxpr) -> WrittenAttention:
         lines=frozenset(source_line(eqn.source_info) for eqn in between),
         shape=tuple(scores.aval.shape),
         rows_and_keys=(rows, keys),
+        has_batch=match.attention.num_batch > 0,
+        has_others=bool(match.others),
         dtype=str(scores.aval.dtype),
         query_dtype=str(match.operands[0][0].aval.dtype),
         features=(features, of_values),
