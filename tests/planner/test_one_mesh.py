@@ -109,7 +109,7 @@ def test_no_more_micro_batches_are_tried_where_they_do_not_help(caplog):
         text = refusal("auto")
         tried = [record.getMessage().split(":")[0] for record in caplog.records]
     assert tried == ["B=1", "B=2", "B=4"]
-    assert "Tried were up to 4 micro-batches, and more would not make it much smaller. Us" in text
+    assert "micro-batches up to 4 were tried, and more would not make it much smaller. Us" in text
     # Where many micro-batches make it fit, they are tried.
     enough = min(int(re.search(r"peaks at [^(]*\((\d+) bytes\)", text)[1]) for text in texts)
     plan = planned("auto", enough)

@@ -47,6 +47,7 @@ OPTION_NAMES = (
         re.compile(r"\bmethod=mw\.IntraOp\(\(([\d, ]+)\)\)"), "--method intra --mesh {}", ("train",)
     ),
     OptionName(re.compile(r"\bmethod=mw\.IntraOp\(\)"), "--method intra", ("train",)),
+    OptionName(re.compile(r"\bmethod=mw\.IntraOp\(\)"), "--stages 1", ("plan",)),
     OptionName(re.compile(r"(?<![\w.])explain\(\)"), "the plan's text"),
 )
 

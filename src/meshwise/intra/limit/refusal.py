@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshwise.errors import InfeasibleError
 from meshwise.memory.peak import Peak
-from meshwise.units import bytes_text, counted
+from meshwise.units import bytes_text
 
 # Consumers that an error names.
 _NAMED = 5
@@ -121,7 +121,7 @@ def refusal_of_counts(
     error = smallest_refusal(errors)
     if not isinstance(error, TooLargeError):
         return error
-    counts = f"Tried were up to {counted(largest, 'micro-batch')}"
+    counts = f"Numbers of micro-batches up to {largest} were tried"
     counts += ". " if all_tried else ", and more would not make it much smaller. "
     proved = error.is_proved and all_tried
     return too_large(error.limit, error.smallest, is_proved=proved, counts=counts)
