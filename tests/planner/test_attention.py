@@ -13,9 +13,9 @@ import pytest
 
 import meshwise as mw
 from meshwise.plan.plan import Plan
-from meshwise.planner import one_mesh
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.step import StepSignature
 
 FEATURES = 32
@@ -116,21 +116,37 @@ def test_where_the_batch_suffices_it_is_split_and_the_step_stays_as_it_is() -> N
 def test_attention_is_not_looked_for_where_the_batch_suffices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[int] = []
-    found = one_mesh._joined
+    asked: list[object] = []
 
-    def joined(attended: Any, *args: Any, **kwargs: Any) -> Any:
-        def noted(*sizes: int) -> Any:
-            asked.append(sizes[0])
-            return attended(*sizes)
+    def noted(opened: Any) -> Any:
+        asked.append(opened)
+        return with_attention(opened)
 
-        return found(noted, *args, **kwargs)
-
-    monkeypatch.setattr(one_mesh, "_joined", joined)
+    monkeypatch.setattr("meshwise.planner.step.with_attention", noted)
     for rows in (16, 1):
         step = mw.parallelize(_step(2), batch_argnums=(1,), method=mw.IntraOp(), cluster=SLOW)
         step.plan(*_shapes(rows, 256, 2))
         assert len(asked) == (rows == 1)
+
+
+def test_attention_is_one_operator_where_that_is_faster_within_the_memory() -> None:
+    """With less memory a step is never faster: what fits into less was looked for before, too.
+
+    The step as it is fits into 48 MiB, and then takes longer than the other one in 40 MiB.
+    """
+    plans = [
+        mw.parallelize(
+            _step(8),
+            batch_argnums=(1,),
+            method=mw.IntraOp(),
+            cluster=FAST,
+            memory_bytes=limit * 2**20,
+        ).plan(*_shapes(16, 512, 8))
+        for limit in (64, 56, 48, 40)
+    ]
+    times = [plan.step_time_s for plan in plans]
+    assert times == sorted(times)
+    assert [plan.joins_attention for plan in plans] == [False, False, True, True]
 
 
 def test_a_plan_with_a_ring_is_read_back_and_replayed() -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from meshwise.baselines.methods import BASELINES, loosened, restriction_of
 from meshwise.cluster.mesh import LogicalMesh
@@ -121,6 +122,32 @@ class FoundOnMesh:
     price_s: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A place that is prepared, and not yet searched.
+
+    Attributes:
+        number: Its number.
+        place: The place.
+        made: Its cheapest plan without a limit of memory.
+    """
+
+    number: int
+    place: MeshPlace
+    made: Prepared
+
+    @cached_property
+    def free(self) -> JudgedChoice:
+        """That plan, with its peak."""
+        return free_answer(self.made)
+
+    @property
+    def fits(self) -> bool:
+        """Whether that plan fits."""
+        limit = self.place.options.memory_bytes
+        return limit is None or self.free.num_bytes <= limit
+
+
 class Search:
     """A search that goes on over more places with what it knows.
 
@@ -148,12 +175,19 @@ class Search:
         self._is_tied = False
         self._refusals: list[InfeasibleError] = []
 
-    def over(self, places: Sequence[MeshPlace]) -> None:
-        """Search among all plans of some places; they are numbered as they come."""
+    def prepared(self, places: Sequence[MeshPlace]) -> list[Waiting]:
+        """Number some places, and find the cheapest plan of each without a limit of memory.
+
+        Args:
+            places: They are numbered as they come.
+
+        Returns:
+            Those that have one, the most promising first.
+        """
         first = self.num_places
         self.num_places += len(places)
-        waiting: list[tuple[float, int, Prepared]] = []
-        for i, place in enumerate(places):
+        waiting: list[Waiting] = []
+        for number, place in enumerate(places, first):
             try:
                 made = place.prepared()
             except InfeasibleError as error:
@@ -162,28 +196,36 @@ class Search:
             self._is_tied |= made.space == TIED
             self.least_s = min(self.least_s, made.bound_s)
             self._free_s = min(self._free_s, made.free.cost)
-            waiting.append((made.bound_s, i, made))
-        waiting.sort(key=lambda item: item[:2])
-        for bound_s, i, made in waiting:
-            self._bound_s = min(self._bound_s, self._tried(places[i], first + i, made, bound_s))
-        promising = [i for _, i, made in waiting if not self._is_beaten(made.bound_s)]
-        if promising and not self._is_optimal():
-            flat = {i for i, place in enumerate(places) if place.mesh.sizes in self._flat}
-            for i in sorted(promising):
-                for name in BASELINES:
-                    if not flat or i in flat or name not in _FLAT:
-                        self._try_method(places[i], first + i, name)
+            waiting.append(Waiting(number=number, place=place, made=made))
+        return sorted(waiting, key=lambda item: (item.made.bound_s, item.number))
 
-    def _tried(self, place: MeshPlace, number: int, made: Prepared, bound_s: float) -> float:
+    def over(self, places: Sequence[MeshPlace]) -> None:
+        """Search among all plans of some places; they are numbered as they come."""
+        self.run(self.prepared(places))
+
+    def run(self, waiting: Sequence[Waiting]) -> None:
+        """Search among all plans of places that are prepared."""
+        for item in waiting:
+            self._bound_s = min(self._bound_s, self._tried(item))
+        promising = [item for item in waiting if not self._is_beaten(item.made.bound_s)]
+        if promising and not self._is_optimal():
+            flat = {item.number for item in waiting if item.place.mesh.sizes in self._flat}
+            for item in sorted(promising, key=lambda item: item.number):
+                for name in BASELINES:
+                    if not flat or item.number in flat or name not in _FLAT:
+                        self._try_method(item.place, item.number, name)
+
+    def _tried(self, item: Waiting) -> float:
         """Look for a better plan of a place; a bound of all its plans that fit."""
+        bound_s = item.made.bound_s
         if self._is_beaten(bound_s):
             return bound_s
         try:
-            result = self._planned(made)
+            result = self._planned(item.made, item.free)
         except TooLargeError as error:
             self._refusals.append(error)
             return math.inf if error.is_proved else bound_s
-        self._keep(place, number, result)
+        self._keep(item.place, item.number, result)
         self._status.add(result.status)
         return max(result.bound_s, bound_s)
 

@@ -233,7 +233,8 @@ def _best_plan(
 ) -> FoundStep:
     """Return the plan on the mesh on which the step is fastest.
 
-    Dims are padded, and keys of attention stay split, where that is faster.
+    Dims are padded, and keys of attention stay split, where that is faster.  Attention is one
+    operator also where memory limits the step as it is, and that is faster.
     """
     step = trace(num_microbatches, cluster.num_devices)
     check_rest_fits(step, cluster, request.memory_bytes, offload=offload)
@@ -261,68 +262,56 @@ def _best_plan(
         step, plan = _best_of_each([*plain, *padded], len(plain), dims, request)
         return FoundStep(step=step, plan=plan)
     search = Search(_flat_shapes(cluster))
-    search.over([c.place for c in plain])
+    first = search.prepared([c.place for c in plain])
+    is_limited = not (first and first[0].fits)
+    is_wanted = is_limited or _may_need_rings(step, cluster.num_devices)
+    joined = attended(num_microbatches, cluster.num_devices) if is_wanted else None
+    joins = [] if joined is None else candidates(joined)
+    tried = [*plain, *joins, *padded] if is_limited else [*plain, *padded, *joins]
+    if is_limited:
+        # It holds less: a cheap plan may fit, and the others are then soon known to cost more.
+        search.over([c.place for c in joins])
+    search.run(first)
     unpadded = search.best
     search.over([c.place for c in padded])
+    found = None if search.best is None else search.found()
+    if joins and not is_limited:
+        search.over([c.place for c in joins])
+        better = search.found()
+        found = better if _has_ring(tried[better.place], better) else found
+    found = found or search.found()
+    best = tried[found.place]
+    is_joined = any(best is candidate for candidate in joins)
     where = _where(meshes, has_padding=bool(dims))
-    without = None if search.best is None else search.found()
-    joined = _joined(attended, step, cluster.num_devices, has_plan=without is not None)
-    if joined is not None:
-        rings = candidates(joined)
-        search.over([c.place for c in rings])
-        ring = _better_ring(search, rings, without)
-        if ring is not None:
-            number, result = ring
-            where = f"{where}, with attention as one operator or not"
-            plan = replace(rings[number].finished(result, request, where), joins_attention=True)
-            return FoundStep(
-                step=joined, plan=plan, least_s=search.least_s, is_tight=search.is_tight
-            )
-    found = search.found() if without is None else without
-    best = [*plain, *padded][found.place]
+    if is_joined or (joins and is_limited):
+        where = f"{where}, with attention as one operator or not"
     plan = _padded(
         best.finished(found.result, request, where),
-        dims if found.place >= len(plain) else (),
+        dims if any(best is candidate for candidate in padded) else (),
         unpadded.price_s if unpadded is not None else None,
     )
-    return FoundStep(step=best.traced, plan=plan, least_s=search.least_s, is_tight=search.is_tight)
+    return FoundStep(
+        step=best.traced,
+        plan=replace(plan, joins_attention=is_joined),
+        least_s=search.least_s,
+        is_tight=search.is_tight,
+    )
 
 
-def _joined(
-    attended: AttentionFn, step: TracedStep, num_devices: int, *, has_plan: bool
-) -> TracedStep | None:
-    """Return the step with attention as one operator, where its keys may have to stay split.
+def _may_need_rings(step: TracedStep, num_devices: int) -> bool:
+    """Return whether a micro-batch has too few rows for all devices.
 
-    Rows of the batch are the better thing to split, as nothing of them has to meet: where a
-    micro-batch has enough of them for all devices, and a plan fits, nothing else is tried.
+    Rows of the batch are the better thing to split, as nothing of them has to meet.
     """
     sizes = {step.in_avals[i].shape[dim] for i, dim in step.batch_dims.items()}
     rows = math.gcd(*sizes) // step.num_microbatches
-    is_enough = rows > 0 and rows % num_devices == 0
-    return None if is_enough and has_plan else attended(step.num_microbatches, num_devices)
+    return rows == 0 or rows % num_devices != 0
 
 
-def _better_ring(
-    search: Search, rings: Sequence[_Candidate], without: FoundOnMesh | None
-) -> tuple[int, IntraResult] | None:
-    """Return the best plan of all if keys go round in it, or if no other fits.
-
-    Args:
-        search: What was searched, last of all `rings`.
-        rings: The step with attention as one operator, on each mesh.
-        without: The best plan of the step as it is.
-
-    Returns:
-        Which of the rings, and the plan; None where the step stays as it is.
-    """
-    if search.best is None or (without is not None and search.best.place == without.place):
-        return None
-    found = search.found()
-    number = found.place - (search.num_places - len(rings))
-    place = rings[number].place
-    if without is None or has_ring(place.graph, found.result.decision, place.mesh.sizes):
-        return number, found.result
-    return None
+def _has_ring(candidate: _Candidate, found: FoundOnMesh) -> bool:
+    """Return whether keys of attention go round in the plan of a candidate."""
+    place = candidate.place
+    return has_ring(place.graph, found.result.decision, place.mesh.sizes)
 
 
 def _is_free(method: Method) -> bool:
