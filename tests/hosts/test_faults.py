@@ -29,6 +29,7 @@ def assert_survived(outcome: Outcome, undisturbed: Outcome) -> None:
     assert outcome.num_repeated <= 3
 
 
+@pytest.mark.slow
 def test_training_goes_on_after_a_kill_in_the_midst_of_a_step(
     tmp_path: Path, undisturbed: Outcome
 ) -> None:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hosts.listeners import Listening, listening_of
 from meshwise.hosts.ports import LOOPBACK
 
@@ -22,6 +24,7 @@ LISTENERS = {"joined": "Coordinator", "devices": "Gloo", "step": "Transfer serve
 COUNTS = {"Coordinator": 1, "Gloo": 1, "Transfer servers": 2, "Put": 2}
 
 
+@pytest.mark.slow
 def test_what_listens_is_what_the_document_says(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "meshwise", "launch", "--hosts", str(NUM_HOSTS), "-m"]
     path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, sys.path)])

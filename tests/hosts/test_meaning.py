@@ -50,12 +50,13 @@ def test_a_pipeline_over_processes_is_the_step(devices: tuple[int, ...], cases: 
     assert_meaning(devices, cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step_and_transport",
     [
         ["layers"],
-        pytest.param(["gpt"], marks=pytest.mark.slow),
-        pytest.param(["gpt", "device_put"], marks=pytest.mark.slow),
+        ["gpt"],
+        ["gpt", "device_put"],
     ],
     ids=" ".join,
 )
@@ -76,6 +77,7 @@ def test_arrays_get_from_any_devices_to_any_others() -> None:
             assert f"passed {transport}" in process.text, texts(ended)
 
 
+@pytest.mark.slow
 def test_state_in_the_memory_of_hosts_changes_no_bit() -> None:
     ended = run_job("hosts.offload", (2, 2), [], limit_s=200)
     for process in ended:
@@ -83,6 +85,7 @@ def test_state_in_the_memory_of_hosts_changes_no_bit() -> None:
         assert "passed" in process.text, texts(ended)
 
 
+@pytest.mark.slow
 def test_state_stays_when_the_batch_changes_its_size() -> None:
     ended = run_job("hosts.shapes", (2, 2), [], limit_s=200)
     for process in ended:

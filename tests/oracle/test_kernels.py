@@ -111,7 +111,11 @@ def test_splash_attention_in_bfloat16() -> None:
 @pytest.mark.usefixtures("quick_steps")
 @pytest.mark.parametrize(
     ("attention", "length", "scan"),
-    [(by_splash, _ROWS, True), (by_triton, 16, False)],
+    [
+        (by_splash, _ROWS, True),
+        # The other has all that this one has but its language.
+        pytest.param(by_triton, 16, False, marks=pytest.mark.slow),
+    ],
     ids=["scanned splash", "triton"],
 )
 def test_kernels_run_in_micro_batches_and_in_stages(

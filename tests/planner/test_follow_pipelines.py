@@ -86,6 +86,7 @@ def assert_same(found: Any, expected: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     staged, evaluation = gpt_programs()
     _, (state, batch) = gpt_step(CLIPPED, num_layers=1)

@@ -64,7 +64,7 @@ WHAT_IFS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    "what_ifs", [WHAT_IFS[:3], pytest.param(WHAT_IFS, marks=pytest.mark.slow)], ids=len
+    "what_ifs", [WHAT_IFS[:2], pytest.param(WHAT_IFS, marks=pytest.mark.slow)], ids=len
 )
 def test_a_plan_is_the_same_without_records_with_new_and_with_old_ones(
     what_ifs: list[dict[str, Any]],
@@ -178,6 +178,7 @@ print(with_records(num_stages=2), end="")
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(tmp_path: Path) -> None:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     processes = [

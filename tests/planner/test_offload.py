@@ -147,6 +147,7 @@ def test_prices_of_other_choices_leave_state_where_it_is() -> None:
     assert priced.memory_price.step_time_s == pytest.approx(priced.step_time_s)
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_does_not_fit_leaves_state_in_the_memory_of_hosts() -> None:
     more: dict[str, Any] = {"cluster": CLUSTER, "num_microbatches": 2}
     state, batch = shapes((1024,) * 5)

@@ -85,6 +85,7 @@ def kept(cache: Path) -> list[Path]:
     return sorted(cache.glob("**/*-cache"))
 
 
+@pytest.mark.slow
 def test_the_second_start_of_a_pipeline_compiles_nothing(tmp_path: Path) -> None:
     first = started(tmp_path)
     files = kept(tmp_path)

@@ -35,6 +35,7 @@ def test_the_memory_of_a_gpu_falls_by_what_the_update_does_not_hold() -> None:
     assert without.compiled_bytes - WORKSPACE <= asked.peak_bytes < free.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("gpu_compiler")
 def test_a_layer_of_a_pipeline_updates_what_comes_from_the_host() -> None:
     held: list[int] = []

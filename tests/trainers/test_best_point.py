@@ -24,7 +24,10 @@ def gpt():
     return gpt_layers(ROWS, hidden=256, num_layers=2)
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "megatron" else pytest.param(n, marks=pytest.mark.slow) for n in TRAINERS],
+)
 def test_it_is_the_fastest_of_all_points(gpt, name):
     trainer = TRAINERS[name]
     best = best_point(trainer, gpt, CLUSTER, OPTIONS)
@@ -49,6 +52,7 @@ def test_it_is_the_fastest_of_all_points(gpt, name):
     assert max(best.timeline.peak_bytes) <= prices.memory_bytes
 
 
+@pytest.mark.slow
 def test_with_less_memory_it_recomputes_or_says_what_is_nearest(gpt):
     trainer = TRAINERS["megatron"]
     free = best_point(trainer, gpt, CLUSTER, OPTIONS)

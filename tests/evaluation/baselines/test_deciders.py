@@ -59,6 +59,7 @@ def moe():
     return results(layers, names, whole, num_microbatches=(4,), memory_bytes=4 * GIB)
 
 
+@pytest.mark.slow
 def test_data_parallel_does_not_fit_where_others_do(gpt):
     result = gpt["data parallel"]
     assert not result.fits
@@ -69,18 +70,21 @@ def test_data_parallel_does_not_fit_where_others_do(gpt):
         assert gpt[name].peak_bytes <= 5 * GIB
 
 
+@pytest.mark.slow
 def test_free_plans_of_one_stage_are_the_fastest_without_a_pipeline(gpt):
     free = gpt["intra-op only"].step_time_s
     for name in ("ZeRO-2", "ZeRO-3", "Heuristic"):
         assert free <= gpt[name].step_time_s * (1 + 1e-9), name
 
 
+@pytest.mark.slow
 def test_megatron_is_close_to_free_plans_and_the_heuristic_is_not(gpt):
     free = gpt["intra-op only"].step_time_s
     assert gpt["Megatron-LM"].step_time_s < 1.1 * free
     assert gpt["Heuristic"].step_time_s > 1.3 * free
 
 
+@pytest.mark.slow
 def test_megatrons_choice_is_one_of_its_grid(gpt):
     result = gpt["Megatron-LM"]
     assert result.chosen in {t.label for t in result.tried}
@@ -90,12 +94,14 @@ def test_megatrons_choice_is_one_of_its_grid(gpt):
     assert {t.label: t.why for t in result.tried}["pp=8"].startswith("2 layers cannot be divided")
 
 
+@pytest.mark.slow
 def test_pipelines_of_whole_replicas_hold_too_much_or_wait(gpt):
     for name in ("PP-DP", "inter-op only"):
         result = gpt[name]
         assert not result.fits or result.step_time_s > gpt["Megatron-LM"].step_time_s, name
 
 
+@pytest.mark.slow
 def test_experts_are_split_in_the_best_plans_of_a_mixture_of_experts(moe):
     deepspeed = moe["DeepSpeed"]
     assert deepspeed.fits
@@ -105,6 +111,7 @@ def test_experts_are_split_in_the_best_plans_of_a_mixture_of_experts(moe):
     assert free <= deepspeed.step_time_s * (1 + 1e-9) < 1.1 * free
 
 
+@pytest.mark.slow
 def test_one_device_a_stage_has_no_room_for_experts(moe):
     result = moe["inter-op only"]
     assert not result.fits

@@ -32,6 +32,7 @@ def assert_refused(found: list[dict[str, Any]], *messages: str) -> None:
             assert message in answer["error"]
 
 
+@pytest.mark.slow
 def test_one_mesh_over_two_processes() -> None:
     different, loaded, whole, _, dims, unequal, absent = answers(
         (2, 2),
