@@ -6,6 +6,7 @@ import pytest
 
 import meshwise as mw
 from doubles.layered import gpt_layers, perceptron_layers
+from meshwise.baselines.pipelines.layer_pieces import LayerPieces
 from meshwise.errors import ClusterError, InfeasibleError
 from meshwise.inter.search.search_space import PRICES, SearchOptions
 from meshwise.trainers.best_point import best_point
@@ -34,6 +35,7 @@ def test_it_is_the_fastest_of_all_points(gpt, name):
     prices = PointPrices(
         trainer=trainer,
         source=gpt,
+        pieces=LayerPieces(gpt),
         cluster=CLUSTER,
         options=OPTIONS,
         sizes=sizes_of(gpt, CLUSTER, OPTIONS),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from meshwise.baselines.pipelines.even_stages import divisors, stage_kind
+from meshwise.baselines.pipelines.layer_pieces import LayerPieces
 from meshwise.baselines.rival_method import RivalMethod, StepParts
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
@@ -31,8 +32,9 @@ from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import TracedStep, open_step, trace_step
 from meshwise.trainers.best_point import BestPoint, NothingFitsError, best_point
 from meshwise.trainers.megatron import Megatron
-from meshwise.trainers.one_mesh import ONE_MESH
+from meshwise.trainers.one_mesh import ONE_MESH, OneMesh
 from meshwise.trainers.point import TrainerPoint
+from meshwise.trainers.sizes import Sizes
 from meshwise.trainers.trainer import PointSpace
 from meshwise.units import counted
 
@@ -79,7 +81,8 @@ def rivals_of_pipeline(
     Args:
         planned: The plan of the step.
         request: What was asked of it: cluster, batch, micro-batches, remat and memory hold for the
-            rivals too, which may also have one micro-batch; what it pins does not.
+            rivals too; what it pins does not.  They may also have one micro-batch; where no
+            number was asked for, as many as the plan, half as many, or twice as many.
         report: Is told of progress.
 
     Raises:
@@ -87,32 +90,59 @@ def rivals_of_pipeline(
     """
     kind = stage_kind(request.cluster, 1)
     assert kind is not None  # all devices
-    spaces: dict[str, list[PointSpace]] = {
-        method.title: [method(mesh) for mesh in logical_views(kind)] for method in ONE_MESH
-    }
-    spaces[MEGATRON] = [Megatron()]
-    if request.num_microbatches is not None:
-        counts = sorted({_ONE_MICROBATCH, *request.num_microbatches})
-        request = replace(request, num_microbatches=tuple(counts))
+    first, *others = logical_views(kind)
     with collection_paused():
         blocks = in_blocks(planned.layers)
         options = search_options(blocks, planned.plan.step_flop, request)
-        return tuple(
-            _best_of([_fastest(name, s, blocks, request.cluster, options, report) for s in some])
-            for name, some in spaces.items()
+        counts = request.num_microbatches or _near(planned.plan.num_microbatches, options)
+        options = replace(options, num_microbatches=tuple(sorted({_ONE_MICROBATCH, *counts})))
+        find = partial(
+            _fastest,
+            blocks=blocks,
+            cluster=request.cluster,
+            report=report,
+            pieces=LayerPieces(blocks),
         )
+
+        def of_mesh(method: type[OneMesh]) -> RivalMethod:
+            found = find(method.title, method(first), options=options)
+            if found.num_microbatches is None:
+                return found
+            # On other meshes of the same devices collectives take other times; all else is alike.
+            same = replace(options, num_microbatches=(found.num_microbatches,))
+            again = (find(method.title, method(mesh), options=same) for mesh in others)
+            return _best_of([found, *again])
+
+        return (*map(of_mesh, ONE_MESH), find(MEGATRON, _RowsFirst(), options=options))
+
+
+class _RowsFirst(Megatron):
+    """Megatron-LM, which splits sequences only where there are too few rows for all devices."""
+
+    def points(self, sizes: Sizes) -> Iterator[TrainerPoint]:
+        """Yield the points."""
+        has_rows = sizes.batch_size >= sizes.num_devices
+        return (p for p in super().points(sizes) if p.context == 1 or not has_rows)
+
+
+def _near(num_microbatches: int, options: SearchOptions) -> list[int]:
+    """Return the number of micro-batches of the plan, its half and its double, if they divide."""
+    found = (num_microbatches // 2, num_microbatches, 2 * num_microbatches)
+    return [count for count in found if count and options.batch_size % count == 0]
 
 
 def _fastest(
     name: str,
     space: PointSpace,
+    *,
     blocks: Layering,
     cluster: ClusterSpec,
     options: SearchOptions,
     report: Report,
+    pieces: LayerPieces,
 ) -> RivalMethod:
     try:
-        best = best_point(space, blocks, cluster, options, report)
+        best = best_point(space, blocks, cluster, options, report, pieces)
     except NothingFitsError as error:
         return RivalMethod(name=name, peak_bytes=error.num_bytes)
     except InfeasibleError as error:

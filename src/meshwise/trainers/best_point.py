@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from meshwise.baselines.pipelines.layer_pieces import LayerPieces
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.views import MAX_AXES
 from meshwise.errors import InfeasibleError, TraceError
@@ -76,6 +77,7 @@ def best_point(
     cluster: ClusterSpec,
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
+    pieces: LayerPieces | None = None,
 ) -> BestPoint:
     """Return the point of a trainer that is fastest by simulation among those that fit.
 
@@ -85,6 +87,7 @@ def best_point(
         cluster: Equal hosts.
         options: Batch, micro-batches, memory.
         report: Is told of progress.
+        pieces: The graphs of the layers, which searches of several spaces may share.
 
     Raises:
         ClusterError: hosts differ.
@@ -94,7 +97,12 @@ def best_point(
     """
     sizes = sizes_of(source, cluster, options)
     prices = PointPrices(
-        trainer=trainer, source=source, cluster=cluster, options=options, sizes=sizes
+        trainer=trainer,
+        source=source,
+        cluster=cluster,
+        options=options,
+        sizes=sizes,
+        pieces=LayerPieces(source) if pieces is None else pieces,
     )
     return _Search(prices=prices, report=report).best()
 

@@ -10,6 +10,7 @@ from meshwise.baselines.pipelines.even_stages import chunk_ranges, stage_kind
 from meshwise.baselines.pipelines.fixed_problem import fixed_problem
 from meshwise.baselines.pipelines.layer_costs import MethodCosts
 from meshwise.baselines.pipelines.layer_methods import LayerMethod
+from meshwise.baselines.pipelines.layer_pieces import LayerPieces
 from meshwise.baselines.pipelines.simulated import SimulatedPipeline, simulate
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
@@ -61,6 +62,7 @@ class PointPrices:
         cluster: Equal hosts.
         options: Options of the search.
         sizes: Numbers of the model and the cluster.
+        pieces: The graphs of the layers, which several spaces may share.
     """
 
     trainer: PointSpace
@@ -68,6 +70,7 @@ class PointPrices:
     cluster: ClusterSpec
     options: SearchOptions
     sizes: Sizes
+    pieces: LayerPieces
     _evaluators: Evaluators = field(
         default_factory=Evaluators, init=False, repr=False, compare=False
     )
@@ -98,7 +101,7 @@ class PointPrices:
         axes = self.trainer.axes(point, self.sizes)
         if axes not in self._costs:
             intra = self.options.intra
-            self._costs[axes] = MethodCosts(axes, self.source, intra, self._evaluators)
+            self._costs[axes] = MethodCosts(axes, self.source, intra, self._evaluators, self.pieces)
         second = guessed_s([kind], self.cluster, self.options)
         bytes_price = BytePrice(
             seconds_per_byte=price * second / self.memory_bytes, in_flight=_IN_FLIGHT

@@ -15,12 +15,13 @@ from meshwise.baselines.pipelines.layer_methods import (
     LayerMethod,
     restricted_layer,
 )
+from meshwise.baselines.pipelines.layer_pieces import LayerPieces
 from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource
-from meshwise.inter.layer_cost.layer_network import LayerNetwork, piece_regions
+from meshwise.inter.layer_cost.layer_network import LayerNetwork
 from meshwise.inter.layer_cost.passes import pass_seconds
 from meshwise.inter.layer_cost.recomputation import again_s, repeated_moves
 from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, gathers
@@ -57,12 +58,13 @@ class MethodCosts:
         source: LayerSource,
         options: IntraOptions,
         evaluators: Evaluators | None = None,
+        pieces: LayerPieces | None = None,
     ) -> None:
-        """Plan nothing yet; methods over the same layers may share evaluators."""
+        """Plan nothing yet; methods over the same layers may share evaluators and pieces."""
         self.method = method
         self.source = source
         self.options = options
-        self._pieces: dict[object, tuple[PieceGraph, tuple[Region, ...]]] = {}
+        self._pieces = LayerPieces(source) if pieces is None else pieces
         self._evaluators = Evaluators() if evaluators is None else evaluators
         self._networks: dict[object, LayerNetwork | None] = {}
         self._layers: dict[object, ConditionedLayer | None] = {}
@@ -119,11 +121,7 @@ class MethodCosts:
         self, layer: int, variant: Variant, num_microbatches: int
     ) -> tuple[PieceGraph, tuple[Region, ...]]:
         """Return the graph of a layer and its regions."""
-        key = (layer, variant.remat, num_microbatches)
-        if key not in self._pieces:
-            piece = self.source.graph(layer, layer, num_microbatches, variant.remat)
-            self._pieces[key] = (piece, piece_regions(piece))
-        return self._pieces[key]
+        return self._pieces.of(layer, num_microbatches, variant.remat)
 
     def _conditioned(
         self, variant: Variant, num_microbatches: int, first: int, last: int

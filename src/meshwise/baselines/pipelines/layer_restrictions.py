@@ -142,30 +142,17 @@ def expert_inputs(
         info: Its inputs.
         found: For each operator its loops over the batch.
     """
+    products = {
+        path: loops
+        for path, op in operator_paths(graph)
+        if op.heavy and path in found and (loops := expert_loops(op, found[path]))
+    }
     dims: dict[int, int] = {}
-    for i, role in enumerate(info.roles):
+    for i, role in enumerate(info.roles if products else ()):
         rank = len(graph.tensors[graph.inputs[i]].shape)
         for d in range(rank if role == PARAMETER and rank >= _EXPERT_DIMS else 0):
-            if i not in dims and _runs_over_experts(graph, batch_loops(graph, {i: d}), found):
+            mine = batch_loops(graph, {i: d})
+            if any(mine.get(path, frozenset()) & loops for path, loops in products.items()):
                 dims[i] = d
+                break
     return dims
-
-
-def _runs_over_experts(
-    graph: Graph,
-    loops: Mapping[OperatorPath, frozenset[int]],
-    rows: Mapping[OperatorPath, frozenset[int]],
-) -> bool:
-    for path, mine in loops.items():
-        op = _operator_at(graph, path)
-        if op.heavy and path in rows and mine & expert_loops(op, rows[path]):
-            return True
-    return False
-
-
-def _operator_at(graph: Graph, path: OperatorPath) -> Operator:
-    """Return the operator at a path."""
-    op = graph.operators[path[0]]
-    for body, place in zip(path[1::2], path[2::2], strict=True):
-        op = op.bodies[body].operators[place]
-    return op
