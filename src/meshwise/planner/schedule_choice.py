@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import ClusterSpec
@@ -42,6 +43,8 @@ _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 _MOST_REPLANNED = 3
 # After so many pipelines of several stages a mesh that find no room, more memory is left free.
 _MOST_FAILED = 4
+# If the simulated step takes so many times what the formula says, more plans are simulated.
+_FAR = 1.2
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
@@ -270,11 +273,46 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
 def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
     """`planned_layers` for schedules that one search chooses from, with costs of other searches.
 
+    Where the simulation says far more than the formula, as where all layers read a large value,
+    other numbers of stages are tried, too: the formula does not price what is sent so.
+
     Returns:
         None if no schedule makes a step of what was found that takes less than the cutoff.
     """
     if asked.options.schedules[0].chunks > 1:
         return _interleaved(asked)
+    planned = _planned_by_formula(asked)
+    if planned is None or asked.pins or asked.options.num_stages is not None:
+        return planned
+    if planned.plan.step_time_s <= _FAR * planned.plan.formula_s:
+        return planned
+    asked.report(
+        f"simulated, a step takes {planned.plan.step_time_s:.4g} s, by the formula "
+        f"{planned.plan.formula_s:.4g} s: other numbers of stages"
+    )
+    most = min(asked.cluster.num_devices, len(asked.layers.classes))
+    for num_stages in (2**k for k in range(most.bit_length()) if 2**k <= most):
+        if num_stages == len(planned.plan.stages):
+            continue
+        other = replace(
+            asked,
+            options=replace(asked.options, num_stages=num_stages),
+            cutoff_s=min(asked.cutoff_s, planned.plan.step_time_s),
+            seeks_remedies=never,
+        )
+        with suppress(InfeasibleError, PlanError):
+            found = _planned_by_formula(other)
+            if found is not None and found.plan.step_time_s < planned.plan.step_time_s:
+                planned = found
+    return planned
+
+
+def _planned_by_formula(asked: PipelineSearch) -> PlannedPipeline | None:
+    """Return the fastest by the formula of schedules that one search chooses from, simulated.
+
+    Returns:
+        None if it promises no less than the cutoff.
+    """
     try:
         source, found, costs = pinned_search(asked)
     except NothingFasterError:
