@@ -40,6 +40,14 @@ def defaulted(value: int) -> Callable[..., int]:
 class Held:
     fun: Any
 
+    def call(self, x: Any) -> Any:
+        return self.fun(x)
+
+
+@dataclass(eq=False)
+class Apart:
+    fun: Any
+
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ MAKERS: list[Callable[[int], Any]] = [
     defaulted,
     lambda n: partial(shifted(n), n),
     lambda n: Held({"of": [shifted(n)]}),
+    lambda n: Held(shifted(n)).call,
 ]
 
 
@@ -78,6 +87,7 @@ def test_keys_have_no_order() -> None:
 def test_what_cannot_be_told_is_not_the_same() -> None:
     assert not does_the_same(shifted(np.ones(2)), shifted(np.ones(2)))
     assert not does_the_same(shifted(object()), shifted(object()))
+    assert not does_the_same(Apart(1), Apart(1))
     assert not does_the_same(shifted(1), shifted(1.0))
     assert not does_the_same(shifted(1), defaulted(1))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 _Pairs = frozenset[tuple[int, int]]
@@ -86,6 +86,9 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
         return *value.keys(), *value.values()
     if isinstance(value, tuple | list):
         return tuple(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return tuple(getattr(value, field.name) for field in fields(value))
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    has_fields = is_dataclass(value) and not isinstance(value, type)
+    if has_fields and type(value).__eq__ is not object.__eq__:
+        return tuple(getattr(value, field.name, None) for field in fields(value))
     return None
