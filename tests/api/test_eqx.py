@@ -175,4 +175,5 @@ def test_the_state_of_an_optimizer_is_no_batch(optimizer: Any) -> None:
     assert not model.layers[0].weight.sharding.is_fully_replicated
     *_, loss = parallel(model, opt_state, X)
     np.testing.assert_allclose(loss, step(made[0], made[1], X)[2], rtol=1e-5)
+    assert isinstance(parallel.init(create, jax.random.key(0))[0], eqx.nn.MLP)
     assert len(parallel.plans) == 1

@@ -53,3 +53,5 @@ def test_a_state_of_several_arguments_is_born_where_each_lies() -> None:
     for got, wanted in zip(kept, step(want[0], batch, want[1]), strict=True):
         np.testing.assert_allclose(got["w"], wanted["w"], rtol=1e-5)
     assert len(parallel.plans) == 1
+    # The plan says where several arguments of the state go, as it does for one.
+    jax.tree.map(np.testing.assert_array_equal, parallel.init(create, jax.random.key(0)), want)

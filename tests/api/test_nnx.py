@@ -133,6 +133,29 @@ def test_the_state_is_born_sharded_as_several_arguments() -> None:
     assert len(parallel.plans) == 1
 
 
+def test_a_plan_made_before_is_that_of_the_state() -> None:
+    parallel = mw.nnx.parallelize(documented, method=mw.DataParallel(), cluster=cpu_cluster(2))
+    parallel.plan(*nnx.eval_shape(made), X, Y)
+    model, optimizer = parallel.init(lambda: made(), X, Y)
+    parallel(model, optimizer, X, Y)
+    assert isinstance(parallel.init(made)[0], Net)
+    assert len(parallel.plans) == 1
+
+
+def test_init_after_a_plan_needs_no_batch_where_modules_are_one_argument() -> None:
+    def step(objects: Any, x: Any, y: Any) -> Any:
+        return documented(*objects, x, y)
+
+    parallel = mw.nnx.parallelize(
+        step, method=mw.DataParallel(), cluster=cpu_cluster(2), batch_argnums=(1, 2)
+    )
+    parallel.plan(nnx.eval_shape(made), X, Y)
+    objects = parallel.init(lambda: list(made()))
+    assert isinstance(objects, list)
+    parallel(tuple(objects), X, Y)
+    assert len(parallel.plans) == 1
+
+
 def test_what_makes_no_such_arguments_is_refused() -> None:
     def init(make: Any, *args: Any, **options: Any) -> None:
         mw.nnx.parallelize(documented, cluster=cpu_cluster(4), **options).init(make, *args)

@@ -169,6 +169,7 @@ def test_the_seed_makes_the_first_state(options: TrainOptions) -> None:
         ("three_results", "the step must return (state, loss), and returns tuple of 3"),
         ("other_dtype", "state['opt'][0].count is int32[] before, bfloat16[] after"),
         ("less_state", "state['opt'][0].count is int32[] before, not there after"),
+        ("loss_before_equinox", "state[0].layers[0].weight is float32[8, 8] before, not there"),
         ("other_types", "the step must return a state of the same types as it takes it"),
         ("loss_of_each_row", "the loss must be a real scalar, and is float32[16]; as jnp.mean"),
         ("whole_loss", "the loss must be a real scalar, and is int32[]"),

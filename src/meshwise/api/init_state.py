@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from meshwise.api.arguments import ArgumentOptions, Binding, step_name
 from meshwise.api.same_arguments import check_same_arguments, named_leaves
-from meshwise.errors import PlanError, TraceError
+from meshwise.errors import TraceError
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.planner.step import PlannedCall
 from meshwise.runtime.devices import array_of, has_devices_here
@@ -160,29 +160,43 @@ def leaves_at(args: tuple[PyTree, ...], places: Sequence[StatePlace]) -> list[in
 
 def planned_for_state(
     planned: Mapping[Hashable, PlannedCall], state: PyTree
-) -> tuple[Hashable, list[int]]:
+) -> tuple[Hashable, list[int]] | None:
     """Return the key of a planned step that takes such a state, and positions of its leaves.
+
+    A tuple may be several arguments of the step, in their order.
 
     Args:
         planned: Planned calls of the step.
         state: Shapes of the state.
 
-    Raises:
-        PlanError: there is none.
+    Returns:
+        None if there is none.
     """
-    wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(state)]
-    for key, call in planned.items():
-        user = call.user
-        numbered = jax.tree.unflatten(user.in_tree, range(len(user.in_avals)))
-        for argument in numbered[0]:
-            places = jax.tree.leaves(argument)
+    several = tuple(state) if isinstance(state, tuple | list) else ()
+    for parts in ((state,), several):
+        for key, call in planned.items():
+            places = _places_of(parts, call)
+            if places:
+                return key, places
+    return None
+
+
+def _places_of(parts: Sequence[PyTree], call: PlannedCall) -> list[int]:
+    """Return where the leaves of some arguments are among those of a call; none if not all are."""
+    user = call.user
+    args, _ = jax.tree.unflatten(user.in_tree, range(len(user.in_avals)))
+    arguments = iter([jax.tree.leaves(argument) for argument in args])
+    found: list[int] = []
+    for part in parts:
+        wanted = [(x.shape, x.dtype) for x in jax.tree.leaves(part)]
+        for places in arguments:
             avals = [user.in_avals[i] for i in places]
             if places and [(a.shape, a.dtype) for a in avals] == wanted:
-                return key, places
-    raise PlanError(
-        "init needs to know the other arguments of the step to make a plan; pass their shapes "
-        "too: step.init(create_state, key, batch), or call step.plan(state, batch) before"
-    )
+                found += places
+                break
+        else:
+            return []
+    return found
 
 
 def zeros_of_spec(leaf: PyTree) -> PyTree:

@@ -9,7 +9,12 @@ from functools import wraps
 from typing import Any, TypeVar
 
 from meshwise.api.arguments import DEFAULT_BATCH_ARGNUMS, Binding, Call
-from meshwise.api.init_state import num_states, split_init_args
+from meshwise.api.init_state import (
+    init_call,
+    num_states,
+    planned_for_state,
+    split_init_args,
+)
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.api.parallelize import parallelize
 from meshwise.errors import TraceError
@@ -86,12 +91,19 @@ class ObjectStep(ParallelStep):
         """Create the state where the plan wants it, see `ParallelStep.init`."""
         others = split_init_args(fun, args)[1] if callable(fun) else ()
         count = num_states(self._options, len(others), kwargs) if others or kwargs else 1
-        if count == 1:
+        if count > 1:
+            self._expect_states(count, len(others))
+        elif others or kwargs or self._is_planned_as_one(fun, args):
             return self._objects(super().init(self._made(fun, self._arrays), *args, **kwargs))
-        self._expect_states(count, len(others))
-
         made = super().init(self._made(fun, self._several), *args, **kwargs)
         return tuple(map(self._objects, made))
+
+    def _is_planned_as_one(self, fun: Any, args: tuple[PyTree, ...]) -> bool:
+        """Return whether what a function makes is one argument of a step, as far as is known."""
+        if not self._planned or not callable(fun):
+            return True
+        state = init_call(self._made(fun, self._arrays), args, None, self._options.name)[2]
+        return planned_for_state(self._planned, state) is not None
 
     def _made(self, fun: Any, taken: Callable[[PyTree], PyTree]) -> Any:
         """Return a function that takes apart what another one makes; no function stays as it is."""

@@ -41,6 +41,7 @@ from meshwise.api.refusals import without_frames
 from meshwise.api.same_arguments import argument_leaves, check_same_arguments
 from meshwise.api.several_meshes import moved_to_one_mesh
 from meshwise.api.step_record import StepRecord
+from meshwise.api.step_tree import StepTree
 from meshwise.api.users_mesh import on_users_mesh
 from meshwise.errors import (
     CallError,
@@ -384,7 +385,14 @@ class ParallelStep(PlannedStep):
             executable = self._executable(binding, call)
             leaves = leaves_at(call.args, places)
         else:
-            key, leaves = planned_for_state(self._planned, state)
+            found = planned_for_state(self._planned, state)
+            if found is None:
+                raise PlanError(
+                    "init needs to know the other arguments of the step to make a plan; pass their "
+                    "shapes too: step.init(create_state, key, batch), or call step.plan(state, "
+                    "batch) before"
+                )
+            key, leaves = found
             executable = self._compiled(key, self._planned[key])
         wanted = [executable.in_shardings[n] for n in leaves]
         made, in_job = under_mesh(fun, users_mesh()), self._job() is not None
@@ -604,7 +612,7 @@ class ParallelStep(PlannedStep):
         given = (call.args, call.kwargs)
         leaves, tree = jax.tree.flatten(jax.tree_util.tree_map_with_path(named, given))
         avals = tuple((x.shape, x.dtype, x.weak_type) for x in leaves)
-        return call.statics, binding.positions, tree, avals, trace_context()
+        return call.statics, binding.positions, StepTree(tree), avals, trace_context()
 
     def _plan(self, binding: Binding, call: Call) -> PlannedCall:
         key = self._key(binding, call)

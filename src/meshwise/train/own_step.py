@@ -120,7 +120,7 @@ def _of_arrays(step: Callable[..., PyTree], state: PyTree) -> tuple[Callable[...
         results = step(without_static_leaves(state), batch)
         if not isinstance(results, tuple) or len(results) != 2:
             return results
-        return taken(results[0]), results[1]
+        return taken(results[0]), taken(results[1])
 
     if not is_function(state):
         return of_arrays, taken(state)

@@ -143,3 +143,21 @@ def test_rows_of_equal_layers_are_those_of_the_first() -> None:
     assert len(set(layers.classes)) < BLOCKS
     for k in range(BLOCKS):
         assert layers.joint(k, k).batch_dims == apart.joint(k, k).batch_dims
+
+
+def test_what_enters_a_layer_stands_in_the_order_it_is_made() -> None:
+    """In no order of addresses, which differ whenever the step is traced."""
+
+    def loss_fn(w: Any, x: Any) -> Any:
+        return sum(jnp.mean(jnp.tanh(part)) for part in jnp.split(x @ w, 64, axis=1))
+
+    def step(w: Any, x: Any) -> Any:
+        loss, grad = mw.value_and_grad(loss_fn)(w, x)
+        return w - grad, loss
+
+    opened = open_step(step, (jnp.ones((8, 64)), jnp.ones((4, 8))), {}, SIGNATURE)
+    split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
+    chain = chain_of(split)
+    cut = 1 + next(k for k, e in enumerate(chain.links) if len(e.outvars) == 64)
+    layers = Layering(split, chain, [(0, cut - 1), (cut, len(chain.links) - 1)], 4)
+    assert layers.piece(1, 1).entering == tuple(chain.links[cut - 1].outvars)

@@ -18,7 +18,9 @@ def usage_section(plan: Plan) -> str:
         "import meshwise as mw\n\n"
         "# The file of `meshwise plan --out plan.json`, or of `plan.to_json()`.\n"
         'plan = mw.Plan.from_json(open("plan.json").read())\n'
-        "# For modules of Flax NNX mw.nnx.parallelize, of Equinox mw.eqx.parallelize.\n"
+        "# The parallelize that planned it: mw.nnx.parallelize, mw.eqx.parallelize, or this one.\n"
+        "# For a plan of `meshwise plan --step`: mw.eqx.parallelize for modules of Equinox, this\n"
+        "# one for all else, also for a step that returns its modules of Flax NNX.\n"
         f"step = mw.parallelize(train_step, method=mw.Replay(plan){asked})\n"
         "state, loss = step(state, batch)"
     )

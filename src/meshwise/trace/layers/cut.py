@@ -31,7 +31,7 @@ class Piece:
         equations: All others, in order: support and links.
         arguments: Positions of the step's arguments that it reads, parameters excepted.
         roots: Numbers of the parameters that it reads.
-        entering: Variables made in earlier pieces.
+        entering: Variables made in earlier pieces, in the order they are made.
         leaving: Variables that later pieces or the results of the loss read.
     """
 
@@ -111,7 +111,12 @@ class Cutter:
             equations=tuple(sorted((*support, *links), key=self.order.__getitem__)),
             arguments=tuple(sorted(arguments)),
             roots=tuple(roots),
-            entering=tuple(sorted(entering, key=lambda v: (entering[v], str(v)))),
+            entering=tuple(
+                v
+                for m in sorted(set(entering.values()))
+                for v in chain.links[m].outvars
+                if v in entering
+            ),
             leaving=tuple(leaving),
         )
 
