@@ -100,7 +100,6 @@ def _option(*names: str, **settings: Any) -> Any:
 @click.command(
     cls=ArgumentsKept,
     epilog=EXAMPLES,
-    short_help="Train a GPT or a Llama on text, or a step of your own.",
 )
 @click.pass_context
 @click.option(

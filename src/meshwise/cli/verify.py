@@ -33,7 +33,7 @@ Examples:
 DOES_NOT_FIT = 3
 
 
-@click.command(epilog=EXAMPLES, short_help="Compile a plan's programs for its devices.")
+@click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--model", help=f"The model that was planned: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
