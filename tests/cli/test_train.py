@@ -466,10 +466,12 @@ def test_commands_are_listed_without_the_train_extra(arguments: list[str]) -> No
         "from meshwise.cli import main\n"
         f"main({arguments})"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Error" not in found.stdout + found.stderr
+    command = (sys.executable, "-c", code)
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = found.stdout + found.stderr
+    assert "Error" not in said
     for name, text in COMMANDS.items():
-        assert f"{name.ljust(9)}  {text}" in found.stdout + found.stderr
+        assert f"{name.ljust(9)}  {text}" in said
 
 
 def test_no_such_command() -> None:
