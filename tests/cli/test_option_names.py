@@ -19,6 +19,10 @@ from meshwise.cli.option_names import OPTION_NAMES, Command, with_options
         ("divisible by num_microbatches=3; divisors", "divisible by --microbatches 3; divisors"),
         ("Pass num_microbatches.", "Pass --microbatches."),
         ("a device (memory_bytes=4096) there", "a device (--memory 4096) there"),
+        (
+            "memory_bytes=14 is 14 bytes; 14 GiB are 14 * 2**30",
+            "--memory 14 is 14 bytes; 14 GiB are --memory 14GiB",
+        ),
         ("or raise memory_bytes", "or raise --memory"),
         ("say host_memory_bytes of the device", "say host_memory_bytes of the device"),
         ("with offload=True", "with --offload"),

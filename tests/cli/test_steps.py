@@ -6,8 +6,10 @@ import click
 import jax
 import jax.numpy as jnp
 import pytest
+from click.testing import CliRunner
 
 from doubles import own_steps
+from meshwise.cli import main
 from meshwise.cli.steps import chosen_step
 
 
@@ -52,3 +54,19 @@ def test_a_step_that_can_be_trained_can_be_planned() -> None:
     ]
     with pytest.raises(click.UsageError, match=r"--step .*:two: it must return"):
         chosen_step(None, "doubles.own_steps:two", None, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("only_state", "the step must return (state, loss), and returns dict"),
+        ("other_dtype", "state['opt'][0].count is int32[] before, bfloat16[] after"),
+        ("loss_of_each_row", "the loss must be a real scalar, and is float32[16]"),
+    ],
+)
+def test_a_step_that_cannot_be_trained_is_not_planned(name: str, message: str) -> None:
+    arguments = ["plan", "--step", f"doubles.own_steps:{name}", "--cluster", "2 cpu"]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 1
+    assert f"Error: --step doubles.own_steps:{name}: " in found.output
+    assert message in found.output

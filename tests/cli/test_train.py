@@ -8,6 +8,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -454,6 +456,22 @@ def test_help_teaches_each_choice() -> None:
 def test_every_command_has_help(name: str) -> None:
     assert name in CliRunner().invoke(main, ["--help"]).output
     assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_commands_are_listed_without_the_train_extra(arguments: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules.update(flax=None, optax=None, orbax=None)\n"
+        "from meshwise.cli import main\n"
+        f"main({arguments})"
+    )
+    command = (sys.executable, "-c", code)
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = found.stdout + found.stderr
+    assert "Error" not in said
+    for name, text in COMMANDS.items():
+        assert f"{name.ljust(9)}  {text}" in said
 
 
 def test_no_such_command() -> None:

@@ -98,6 +98,35 @@ def loss_before_equinox() -> Any:
     return (lambda state, batch: eqx_step(state, batch)[::-1]), create_modules, batch
 
 
+def of_nnx() -> Any:
+    """A module whose list has indices as keys, and names beside them."""
+    from flax import nnx
+
+    class Layers(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.layers = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(LAYERS)])
+
+        def __call__(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = jnp.tanh(layer(x))
+            return x
+
+    def create_modules(key: Any) -> Any:
+        model = Layers(nnx.Rngs(key))
+        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+
+    def nnx_step(state: Any, batch: Any) -> Any:
+        def loss_fn(model: Any) -> Any:
+            return jnp.mean((model(batch["x"]) - batch["y"]) ** 2)
+
+        model, optimizer = state
+        loss, grads = mw.nnx.value_and_grad(loss_fn)(model)
+        optimizer.update(model, grads)
+        return (model, optimizer), loss
+
+    return nnx_step, create_modules, batch
+
+
 def with_numbers() -> Any:
     """A state with numbers of Python, whose types are weak."""
 

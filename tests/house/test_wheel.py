@@ -52,6 +52,7 @@ def test_a_wheel_plans_a_step_and_names_the_extra_that_training_needs(tmp_path: 
     (tmp_path / step.title).write_text(step.text, encoding="utf-8")
     assert "8 x virtual CPU" in run(python, step.title)
     meshwise = str(tmp_path / "fresh" / "bin" / "meshwise")
+    assert "doctor" in run(meshwise, "--help")
     assert "pip install 'meshwise[train]'" in run(meshwise, "train", code=1)
     options = ("--model", "gpt-tiny", "--cluster", "1x p3.8xlarge")
     assert "pip install 'meshwise[train]'" in run(meshwise, "plan", *options, code=2)

@@ -135,5 +135,8 @@ def test_a_state_that_all_devices_cannot_hold_is_refused() -> None:
     with pytest.raises(InfeasibleError, match="or 17 devices like the largest"):
         check_state_fits(16 * each + 1, cluster, None)
     check_state_fits(16 * GIB, cluster, GIB)
-    with pytest.raises(InfeasibleError, match="memory of all devices of 2x p3.16xlarge is 16 GiB"):
+    with pytest.raises(InfeasibleError, match=r"2x p3.16xlarge is 16 GiB.* keeps less$"):
         check_state_fits(16 * GIB + 1, cluster, GIB)
+    with pytest.raises(InfeasibleError) as caught:
+        check_state_fits(16 * GIB, cluster, 14)
+    assert "memory_bytes=14 is 14 bytes; 14 GiB are 14 * 2**30" in str(caught.value)

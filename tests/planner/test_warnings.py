@@ -39,6 +39,14 @@ def test_a_batch_that_devices_cannot_divide() -> None:
     assert "holds all" not in warnings_of(1024, 1023, method=mw.Megatron(dp=1, tp=4))
 
 
+def test_devices_that_a_mesh_leaves_out() -> None:
+    told = "; devices 2 to 3 are not used"
+    found = warnings_of(1024, 1024, method=mw.Megatron(dp=2, tp=1))
+    assert f"the mesh 2x1 has the first 2 of the 4 devices of {CLUSTER.name}{told}" in found
+    assert told in warnings_of(1024, 1024, method=mw.IntraOp(mesh_shape=(2, 1)))
+    assert "are not used" not in warnings_of(1024, 1024, method=mw.Megatron(dp=2, tp=2))
+
+
 def test_a_step_that_is_mostly_collectives() -> None:
     told = "collectives; with a larger batch, or on fewer devices, this share is smaller"
     assert told in warnings_of(1024, 4, method=mw.DataParallel())

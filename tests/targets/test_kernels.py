@@ -57,8 +57,19 @@ def by_flash(q: Any, k: Any, v: Any) -> Any:
     return jnp.swapaxes(flash_attention(q, k, v, causal=True, sm_scale=WIDTH**-0.5), 1, 2)
 
 
-def test_a_step_with_cudnn_is_planned_and_lowered_without_it() -> None:
+class _PluginAlone:
+    """The part of JAX's plugin for CUDA that asks libraries, where there are none."""
+
+    def cudnn_get_version(self) -> int:
+        raise RuntimeError("cuDNN not found.")
+
+
+@pytest.mark.parametrize("plugin", [None, _PluginAlone()])
+def test_a_step_with_cudnn_is_planned_and_lowered_without_it(
+    plugin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heads are split, rows of the batch are, and nothing between the kernels is sent."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.cuda_versions", plugin)
     step = _parallel(by_cudnn, GPUS)
     plan = step.plan(*shapes())
     assert {c.kind for c in plan.collectives} == {"all-reduce"}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +20,10 @@ from click.testing import CliRunner
 
 import meshwise as mw
 from doubles.perceptron import perceptron_pipeline
+from meshwise.api.parallel_step import ParallelStep
 from meshwise.cli import main
-from meshwise.errors import ClusterError, PlanError, ProgramError
+from meshwise.errors import ClusterError, PlanError, PlanWarning, ProgramError
+from meshwise.system.progress import told_if_slow
 from meshwise.targets import lowered, verification
 from meshwise.targets.catalog import TARGETS, CompileTarget
 from meshwise.targets.child import refused_memory
@@ -213,6 +217,29 @@ def test_a_file_is_verified_and_its_exit_code_says_whether_it_fits(
     )
     assert found.exit_code == 3
     assert "a100-40, compiled by a compiler 1.0: does not fit." in found.output
+
+
+@pytest.mark.usefixtures("compiler_double", "compiled_kernels")
+def test_warnings_and_progress_of_a_file_are_lines_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, planned_file: Path
+) -> None:
+    """Not of Python's, which name a line of a package and arguments."""
+    text = "with num_microbatches=8 there is less of it"
+    usual = ParallelStep.verify
+
+    def verify(step: ParallelStep, *args: Any, **kwargs: Any) -> Any:
+        with told_if_slow("planning", patience_s=0.0):
+            warnings.warn(text, PlanWarning, stacklevel=2)
+            time.sleep(0.05)
+        return usual(step, *args, **kwargs)
+
+    monkeypatch.setattr(ParallelStep, "verify", verify)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlanWarning)
+        found = CliRunner().invoke(main, ["verify", str(planned_file), *OWN_STEP])
+    assert found.exit_code == 0, found.output
+    assert "warning: with --microbatches 8 there is less of it" in found.stderr
+    assert "basicConfig" not in caplog.text
 
 
 @pytest.mark.usefixtures("compiler_double", "compiled_kernels")

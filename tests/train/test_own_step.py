@@ -74,7 +74,15 @@ def test_a_step_of_ones_own_is_trained_and_goes_on_under_another_plan(
 
 @pytest.mark.parametrize(
     "made",
-    ["made", "of_arrays", "with_static_parts", "of_equinox", "with_numbers", "with_a_short_batch"],
+    [
+        "made",
+        "of_arrays",
+        "with_static_parts",
+        "of_equinox",
+        "of_nnx",
+        "with_numbers",
+        "with_a_short_batch",
+    ],
 )
 @pytest.mark.usefixtures("quick_steps")
 def test_a_run_that_fails_goes_on_to_the_losses_of_a_whole_one(

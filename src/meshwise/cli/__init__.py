@@ -15,19 +15,19 @@ from meshwise.cli.option_names import Command, with_options
 from meshwise.errors import MeshwiseError
 from meshwise.system.collector import collection_paused
 
-# Subcommands in the order of the help; each is `meshwise.cli.<name>.<name>`.
-COMMANDS = (
-    "train",
-    "plan",
-    "verify",
-    "explain",
-    "diff",
-    "simulate",
-    "calibrate",
-    "solve",
-    "launch",
-    "doctor",
-)
+# Subcommands in the order of the help, and what it says; each is `meshwise.cli.<name>.<name>`.
+COMMANDS = {
+    "train": "Train a GPT or a Llama on text, or a step of your own.",
+    "plan": "Find the fastest plan for a step on a cluster.",
+    "verify": "Compile a plan's programs for its devices.",
+    "explain": "Say what a plan file means.",
+    "diff": "Say what differs between two plan files.",
+    "simulate": "Simulate a step of a plan, also with changes.",
+    "calibrate": "Measure devices, or ask a target's compiler.",
+    "solve": "Solve an assignment problem from a file.",
+    "launch": "Run a script in many processes on this machine.",
+    "doctor": "Say what this installation sees, and what is wrong.",
+}
 
 # Those that have options for arguments of `mw.parallelize`.
 WITH_OPTIONS: tuple[Command, ...] = ("train", "plan")
@@ -61,6 +61,11 @@ class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return all names, in the order of `COMMANDS`."""
         return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands; none is imported, as one may need what is not installed."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a name, or None."""

@@ -54,7 +54,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, short_help="Measure devices, or ask a target's compiler.")
+@click.command(epilog=EXAMPLES)
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -28,7 +28,6 @@ class _TroubleError(click.ClickException):
 @click.command(
     epilog="Example: meshwise diff before.json after.json\n\n"
     "The exit code is 0 if the plans are equal, 1 if they differ, 2 if they cannot be compared.",
-    short_help="Say what differs between two plan files.",
 )
 @click.argument("a", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.argument("b", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))

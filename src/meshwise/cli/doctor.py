@@ -35,7 +35,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, short_help="Say what this installation sees, and what is wrong.")
+@click.command(epilog=EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 @click.option("--hosts", is_flag=True, help="Check the job of this process, together with it.")
 @click.option("--coordinator", metavar="HOST:PORT", help="Address of process 0. Default: as JAX.")

@@ -21,7 +21,6 @@ _NOT_SHOWN = ("decisions",)
 
 @click.command(
     epilog="Example: meshwise explain plan.json; `-` reads the standard input.",
-    short_help="Say what a plan file means.",
 )
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")

@@ -42,7 +42,6 @@ _GREATEST_PORT = 2**16 - 1
     epilog=EXAMPLES,
     # What follows PROGRAM is for it.
     context_settings={"allow_interspersed_args": False},
-    short_help="Run a script in many processes on this machine.",
 )
 @click.option(
     "--hosts",

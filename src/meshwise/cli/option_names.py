@@ -31,6 +31,10 @@ class OptionName:
 OPTION_NAMES = (
     OptionName(re.compile(r"\bnum_microbatches=(['\"]?)([\w,]+)\1"), r"--microbatches \2"),
     OptionName(re.compile(r"\bnum_microbatches\b"), "--microbatches"),
+    OptionName(
+        re.compile(r"\bmemory_bytes=(\d+) is (\w+ \w+); \1 GiB are \1 \* 2\*\*30"),
+        r"--memory \1 is \2; \1 GiB are --memory \1GiB",
+    ),
     OptionName(re.compile(r"\bmemory_bytes=(\d+)"), r"--memory \1"),
     OptionName(re.compile(r"\bmemory_bytes\b"), "--memory"),
     OptionName(re.compile(r"\boffload=True\b"), "--offload"),

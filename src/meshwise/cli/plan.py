@@ -79,7 +79,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, short_help="Find the fastest plan for a step on a cluster.")
+@click.command(epilog=EXAMPLES)
 @click.option("--model", help=f"A model by name: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, see the examples.")
 @click.option(

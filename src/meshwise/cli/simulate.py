@@ -28,7 +28,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES, short_help="Simulate a step of a plan, also with changes.")
+@click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option(
     "--cluster",

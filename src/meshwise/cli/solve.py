@@ -35,7 +35,6 @@ _SHOW_EVERY_S = 1.0
 @click.command(
     epilog="Example: meshwise solve problem.json.gz --time-limit 60 > choices.txt\n\n"
     "Ctrl-C ends the search with the best solution so far.",
-    short_help="Solve an assignment problem from a file.",
 )
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(

@@ -94,10 +94,10 @@ def _field(config: Config, change: str) -> tuple[str, object]:
 
 
 def _own(step: str) -> Step:
-    from meshwise.train.own_step import made_step
+    from meshwise.train.own_step import checked_step, made_step
 
     try:
         made = made_step(step)
     except TraceError as error:
         raise click.UsageError(str(error)) from error
-    return made.step, *made.shapes()
+    return checked_step(step, made.step), *made.shapes()

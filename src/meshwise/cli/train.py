@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from meshwise.cli.params import (
     MethodName,
     offload_option,
 )
+from meshwise.cli.plan_warnings import plan_warnings_shown
 from meshwise.cli.train_hosts import (
     ArgumentsKept,
     is_in_job,
@@ -33,7 +33,6 @@ from meshwise.cli.train_hosts import (
     run_on_ray,
 )
 from meshwise.cli.train_view import TrainView
-from meshwise.errors import PlanWarning
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.schedules.registry import ALL, choices
@@ -100,7 +99,6 @@ def _option(*names: str, **settings: Any) -> Any:
 @click.command(
     cls=ArgumentsKept,
     epilog=EXAMPLES,
-    short_help="Train a GPT or a Llama on text, or a step of your own.",
 )
 @click.pass_context
 @click.option(
@@ -352,7 +350,7 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
         with (
             view,
             shown(view.note),
-            _plan_warnings_shown(view),
+            plan_warnings_shown(view.on_plan_warning),
             _signals_set(flag, view),
             told_to_all(job),
         ):
@@ -360,23 +358,6 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
     except KeyboardInterrupt:
         view.note("stopped; what was saved stays")
         sys.exit(flag.exit_code)
-
-
-@contextmanager
-def _plan_warnings_shown(view: TrainView) -> Generator[None]:
-    """Let the view say what a plan warns of, in the words of the command."""
-    with warnings.catch_warnings():  # It restores `showwarning`.
-        warnings.simplefilter("always", PlanWarning)
-        usual = warnings.showwarning
-
-        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
-            if issubclass(category, PlanWarning):
-                view.on_plan_warning(str(message))
-            else:
-                usual(message, category, *place)
-
-        warnings.showwarning = show
-        yield
 
 
 def _folder_of(step: str | None) -> Path:

@@ -9,9 +9,12 @@ from pathlib import Path
 import click
 
 import meshwise as mw
+from meshwise.cli.option_names import with_options
 from meshwise.cli.params import batch_option, config_option, dtype_option, statistics_option
+from meshwise.cli.plan_warnings import plan_warnings_shown
 from meshwise.cli.steps import chosen_step, model_names
 from meshwise.report.plan_file import plan_from_file
+from meshwise.system.progress import shown
 from meshwise.targets.child import CompileAnswer
 from meshwise.targets.compiler import Listener
 from meshwise.trace.step import Statistics
@@ -33,7 +36,7 @@ Examples:
 DOES_NOT_FIT = 3
 
 
-@click.command(epilog=EXAMPLES, short_help="Compile a plan's programs for its devices.")
+@click.command(epilog=EXAMPLES)
 @click.argument("plan", type=click.Path(dir_okay=False, allow_dash=True, path_type=Path))
 @click.option("--model", help=f"The model that was planned: {model_names()}.", metavar="NAME")
 @click.option("--step", metavar="MODULE:NAME", help="A step of your own, as for `meshwise plan`.")
@@ -73,10 +76,19 @@ def verify(
         num_microbatches=found.num_microbatches,
         microbatch_statistics=statistics,
     )
-    verified = replayed.verify(state, rows, target=target, listener=told_by(report))
+    with shown(_say), plan_warnings_shown(_warn):
+        verified = replayed.verify(state, rows, target=target, listener=told_by(report))
     click.echo(verified.to_json() if as_json else verified.explain(), nl=False)
     if not verified.fits:
         raise click.exceptions.Exit(DOES_NOT_FIT)
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _warn(text: str) -> None:
+    _say(f"warning: {with_options(text, 'plan')}")
 
 
 def told_by(report: Callable[[str], None]) -> Listener:

@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array, nn
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
-from jax._src.lib import cuda_versions
 
 from meshwise.jax_compat.jaxprs import Primitive
 
@@ -62,8 +61,8 @@ def cudnn_on_one_device(
     return own.bind(query, key, value, bias, *lengths, *others, **params)
 
 
-# What JAX says where it has no cuDNN.
-_NO_CUDNN = "cuDNN is not detected"
+# What JAX says where it has no cuDNN: without and with its plugin for CUDA.
+_NO_CUDNN = ("cuDNN is not detected", "cuDNN not found")
 
 
 # The cuDNN for which attention is traced where there is none: what it can do is asked of its
@@ -80,7 +79,15 @@ def is_missing_cudnn(error: Exception) -> bool:
     Returns:
         Whether it has.
     """
-    return _NO_CUDNN in str(error)
+    return any(text in str(error) for text in _NO_CUDNN)
+
+
+def _is_installed() -> bool:
+    """Return whether JAX finds a cuDNN: its plugin may be there alone, as to compile for GPUs."""
+    try:
+        return cudnn.check_cudnn_version() > 0
+    except RuntimeError:
+        return False
 
 
 def attention_by_cudnn(
@@ -114,7 +121,7 @@ def attention_by_cudnn(
     Returns:
         (batch, row, head, feature).
     """
-    if cuda_versions is not None:
+    if _is_installed():
         return nn.dot_product_attention(
             query,
             key,

@@ -19,7 +19,7 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
-from meshwise.units import bytes_text, counted
+from meshwise.units import MIB, bytes_text, counted
 
 # What to do where the planner itself made a plan that does not fit.
 REPORT = (
@@ -182,5 +182,13 @@ def check_state_fits(state_bytes: int, cluster: ClusterSpec, memory_bytes: int |
         f"{bytes_text(state_bytes)}, and the memory of all devices of {cluster.name} is "
         f"{bytes_text(has)}. They alone need at least {bytes_text(each)} on each device, or "
         f"{counted(devices, 'device')} like the largest one there; use more devices, "
-        "a smaller model, or an optimizer that keeps less"
+        f"a smaller model, or an optimizer that keeps less{_unit_hint(memory_bytes)}"
     )
+
+
+def _unit_hint(memory_bytes: int | None) -> str:
+    """Return that a number is one of bytes, where it is so small that another unit was meant."""
+    if memory_bytes is None or memory_bytes >= MIB:
+        return ""
+    n = memory_bytes
+    return f". memory_bytes={n} is {counted(n, 'byte')}; {n} GiB are {n} * 2**30"

@@ -117,6 +117,7 @@ def finished_plan(
                 options.strategies,
                 decides=not isinstance(request.method, FREE_METHODS),
             ),
+            *_device_warnings(mesh, cluster),
             *_warnings(step, result, work, mesh, method),
             *_collective_warnings(work, mesh, seconds),
             *_batch_warnings(step, decision, mesh, request.method),
@@ -150,6 +151,17 @@ def _warnings(
     if mesh.num_devices > 1:
         yield from replicated_warnings(work.replicated.shares())
     yield from _concessions(result, work, method)
+
+
+def _device_warnings(mesh: LogicalMesh, cluster: ClusterSpec | None) -> Iterator[str]:
+    """Yield that a mesh, whose shape was given, leaves devices out."""
+    if cluster is not None and mesh.num_devices < cluster.num_devices:
+        first, end = mesh.num_devices, cluster.num_devices
+        rest = f"devices {first} to {end - 1} are" if first < end - 1 else f"device {first} is"
+        yield (
+            f"the mesh {'x'.join(map(str, mesh.sizes))} has the first {first} of the {end} devices "
+            f"of {cluster.name}; {rest} not used"
+        )
 
 
 def _graph_warnings(graph: Graph) -> Iterator[str]:

@@ -155,7 +155,7 @@ def own_training(options: TrainOptions) -> Training:
     _check_arrays(name, made.state)
     state, batch = made.shapes()
     _check_sizes(name, state)
-    _check_result(name, made.step, state, batch)
+    _check_result(name, jax.eval_shape(made.step, state, batch), state)
     tree = jax.tree.structure(state)
 
     def create(key: jax.Array) -> PyTree:
@@ -288,13 +288,46 @@ def _check_sizes(name: str, state: PyTree) -> None:
             )
 
 
-def _check_result(name: str, step: Callable[..., PyTree], state: PyTree, batch: PyTree) -> None:
+def checked_step(name: str, step: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Return a step that is refused, when it is traced, if it could not be trained.
+
+    Args:
+        name: As it was given, as "my_module:make".
+        step: `(state, batch) -> (state, result)`.
+
+    Returns:
+        The same function of arrays.  It raises `TraceError` where `own_training` would.
+    """
+
+    @wraps(step)
+    def checked(state: PyTree, batch: PyTree) -> PyTree:
+        results = step(state, batch)
+        _check_result(name, *jax.tree.map(_shape, (results, state)))
+        return results
+
+    return checked
+
+
+def _shape(leaf: Any) -> Any:
+    """Return the shape of an array or a number; what is neither stays, for the planner to name."""
+    try:
+        aval = jax.typeof(leaf)
+    except TypeError:
+        return leaf
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _check_result(name: str, results: Any, state: PyTree) -> None:
     """Check that a step returns a state as it takes it, and a loss.
+
+    Args:
+        name: As it was given.
+        results: Shapes of what it returns.
+        state: Shapes of what it takes.
 
     Raises:
         TraceError: it does not.
     """
-    results: Any = jax.eval_shape(step, state, batch)
     if not isinstance(results, tuple) or len(results) != 2:
         many = f" of {len(results)}" if isinstance(results, tuple) else ""
         raise _wrong(
@@ -330,6 +363,8 @@ def _texts(tree: PyTree) -> dict[str, str]:
     """Return type and shape of each leaf, by its path."""
     return {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+        else type(leaf).__name__
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
 

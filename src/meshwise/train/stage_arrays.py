@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from orbax.checkpoint import future, type_handlers
 
 from meshwise.errors import CheckpointError
 from meshwise.runtime.job.job import current_job
+from meshwise.train.checkpoint_trees import as_plain_tree, in_structure_of, make_keys_plain
 from meshwise.train.checksums import damage_of, sum_all_files, sum_own_files
 
 # No rule of Orbax for replicas picks it.
@@ -71,7 +72,7 @@ def checkpoint_handler(*, verify: bool = True) -> ocp.PyTreeCheckpointHandler:
 
 
 class _SummedHandler(ocp.BasePyTreeCheckpointHandler):
-    """Orbax's handler of pytrees, with checksums of its files."""
+    """Orbax's handler of pytrees, with checksums of its files, for nodes of any keys."""
 
     def __init__(self, registry: Any, *, verify: bool) -> None:
         """Save and restore leaves as the registry says.
@@ -101,7 +102,17 @@ class _SummedHandler(ocp.BasePyTreeCheckpointHandler):
         """Restore; raises `CheckpointError` if a file is not what was written."""
         if self._verify:
             check_files(directory)
-        return super().restore(directory, args)
+        if args is None or args.item is None:
+            return super().restore(directory, args)
+        item, how = as_plain_tree(args.item), as_plain_tree(args.restore_args)
+        found = super().restore(directory, replace(args, item=item, restore_args=how))
+        return in_structure_of(args.item, found)
+
+    async def _read_metadata_file(self, directory: Any) -> Any:
+        """Return what Orbax has written of the tree (Orbax 0.12, which has no public way to it)."""
+        metadata = await super()._read_metadata_file(directory)
+        make_keys_plain(metadata.tree_metadata_entries)
+        return metadata
 
 
 def check_files(folder: Any) -> None:
