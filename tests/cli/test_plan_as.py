@@ -89,6 +89,8 @@ def test_who_stops_the_search_of_rivals_has_plan_and_page(
     found = run("--rivals", "--html", str(page), "--out", str(out))
     assert found.exit_code == 1
     assert found.stdout == shown(Plan.from_json(out.read_text()), "plan").explain()
+    assert "  1f1b, " in found.stderr
+    assert " s a step simulated, " in found.stderr
     assert "stopped while rivals were priced" in found.stderr
     assert "<h2>Stages</h2>" in page.read_text()
     assert ">ZeRO-3<" not in page.read_text()
