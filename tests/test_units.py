@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwise.units import counted, plural
+from meshwise.units import MIB, bytes_unit, counted, plural
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,11 @@ from meshwise.units import counted, plural
 def test_a_noun_follows_its_number(count: int, noun: str, text: str) -> None:
     assert counted(count, noun) == text
     assert f"{count} {plural(count, noun)}" == text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unit"),
+    [(0.5, (1, "B")), (1024, (1024, "KiB")), (9 * MIB, (MIB, "MiB")), (2**60, (2**40, "TiB"))],
+)
+def test_unit_of_bytes(num_bytes: float, unit: tuple[int, str]) -> None:
+    assert bytes_unit(num_bytes) == unit

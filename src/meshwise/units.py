@@ -9,6 +9,7 @@ TERA = 10**12
 MICRO = 1e-6
 
 BITS_PER_BYTE = 8
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # From here on three digits would read 1e+03.
 _LEAST_ROUNDED_UP = 999.5
 
@@ -53,13 +54,25 @@ def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
     return f"{size:.4g} {names[-1]}" if abs(size) >= 1000 else f"{size:.3g} {names[-1]}"
 
 
+def bytes_unit(num_bytes: float) -> tuple[int, str]:
+    """Return the unit in which a number of bytes is at least one: its bytes, and its name.
+
+    Args:
+        num_bytes: The number.
+    """
+    power = 0
+    while power < len(_BYTE_UNITS) - 1 and num_bytes >= 1024 ** (power + 1):
+        power += 1
+    return 1024**power, _BYTE_UNITS[power]
+
+
 def bytes_text(num_bytes: float) -> str:
     """Return a number of bytes as text, such as `12.6 MiB`.
 
     Args:
         num_bytes: The number, negative for a difference.
     """
-    return _scaled(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+    return _scaled(num_bytes, 1024, _BYTE_UNITS)
 
 
 def flop_text(flop: float) -> str:

@@ -48,6 +48,12 @@ def test_arguments_become_options(command: Command, text: str, wanted: str) -> N
         ("plan", "accept microbatch_statistics='local'", "accept --microbatch-statistics local"),
         ("train", "accept microbatch_statistics='local'", "microbatch_statistics='local'"),
         ("plan", "may stay idle (use_all_devices=False)", "may stay idle (--any-devices)"),
+        ("train", "number of stages (mw.Auto(stages=...)) may", "of stages (--stages) may"),
+        (
+            "plan",
+            "number of stages (mw.Auto(stages=...)) may",
+            "number of layers (--layers) or stages (--stages) may",
+        ),
     ],
 )
 def test_a_command_names_only_options_that_it_has(command: Command, text: str, wanted: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from meshwise.cli.option_names import shown
 from meshwise.cli.plan import plan
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
@@ -75,6 +76,24 @@ def test_rivals_stand_on_the_page(tmp_path: Path) -> None:
     for name in ("data parallel", "ZeRO-2", "ZeRO-3", "Megatron-LM"):
         assert f">{name}<" in text
     assert Plan.from_json(out.read_text()).to_json() == out.read_text()
+
+
+def test_who_stops_the_search_of_rivals_has_plan_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshwise.planner.rival_methods.rivals_of_pipeline", stopped)
+    page, out = tmp_path / "plan.html", tmp_path / "plan.json"
+    found = run("--rivals", "--html", str(page), "--out", str(out))
+    assert found.exit_code == 1
+    assert found.stdout == shown(Plan.from_json(out.read_text()), "plan").explain()
+    assert "  1f1b, " in found.stderr
+    assert " s a step simulated, " in found.stderr
+    assert "stopped while rivals were priced" in found.stderr
+    assert "<h2>Stages</h2>" in page.read_text()
+    assert ">ZeRO-3<" not in page.read_text()
 
 
 def test_where_rivals_are_not_priced() -> None:

@@ -19,7 +19,8 @@ from meshwise.graph.layout import Layout
 from meshwise.plan.plan import Plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.html.sharding import common_name, folded
-from meshwise.units import GIB, seconds_text
+from meshwise.simulate.plan import simulate_plan
+from meshwise.units import GIB, bytes_unit, seconds_text
 
 EVIL = "</script><script>alert('x')</script>\"&\ud800"
 VOID = {"meta", "link", "rect", "path"}
@@ -206,6 +207,15 @@ def test_the_pages_of_extremes() -> None:
     many = plan_page(pipeline(2, 4, "64x p3.16xlarge"))
     assert "hosts 0-31, each" in many
     assert "hosts 32-63, each" in many
+
+
+def test_memory_is_drawn_in_a_unit_of_its_size() -> None:
+    plan = golden_plan("gpt-two-stages")
+    peaks = simulate_plan(plan).timeline.peak_bytes
+    unit = bytes_unit(max(peaks))[1]
+    assert unit != "GiB"
+    found = re.findall(rf'<text class="m e"[^>]*>{unit}</text>', plan_page(plan))
+    assert len(found) == len(peaks)
 
 
 def test_a_limit_far_above_the_peaks_is_said_and_not_drawn() -> None:

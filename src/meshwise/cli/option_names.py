@@ -39,6 +39,11 @@ OPTION_NAMES = (
     OptionName(re.compile(r"\bmemory_bytes\b"), "--memory"),
     OptionName(re.compile(r"\boffload=True\b"), "--offload"),
     OptionName(re.compile(r"\boffload=False\b"), "--no-offload"),
+    OptionName(
+        re.compile(r"\bnumber of stages \(mw\.Auto\(stages=\.\.\.\)\)"),
+        "number of layers (--layers) or stages (--stages)",
+        ("plan",),
+    ),
     OptionName(re.compile(r"(?:\bmethod=)?\bmw\.Auto\(stages=\.\.\.\)"), "--stages"),
     OptionName(re.compile(r"\bnum_stages=(\d+)"), r"--stages \1"),
     OptionName(re.compile(r"\buse_all_devices=False\b"), "--any-devices", ("plan",)),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import click
@@ -37,6 +37,7 @@ from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.report.html.page import plan_page
+from meshwise.report.schedules import schedules_text
 from meshwise.request.pipeline_pins import read_pins, split_pin
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.resharding.cross_mesh.strategies import BROADCAST, STRATEGIES
@@ -194,7 +195,7 @@ Examples:
     "with_rivals",
     is_flag=True,
     help="With --html: price data parallelism, ZeRO and Megatron-LM's grid too, and show them "
-    "beside the plan. May take longer than finding the plan.",
+    "beside the plan. May take longer than finding the plan; the page is written before, too.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
@@ -283,25 +284,30 @@ def plan(
     found, timeline = planned.plan, planned.timeline
     name = ", ".join((model, dtype, *changes)) if model else step or ""
     found = replace(found, model=name)
-    rivals = cache(partial(_rivals, planned, request, report)) if with_rivals else tuple
-    unwritten = list(_unwritten(_texts(found, timeline, trace_file, html_file, out, rivals)))
+    page = partial(plan_page, shown(found, "plan"), simulated=planned.simulated)
+    unwritten = list(_unwritten(_texts(found, timeline, trace_file, html_file, out, page)))
     # What minutes were spent on is not lost with a disk that is full.
     is_lost = any(path == out for path, _ in unwritten)
     if trainer is None or is_lost:
         as_json = as_json or is_lost
-        text = found.to_json() if as_json else shown(found, "plan").explain()
+        told = shown(found, "plan").explain() + schedules_text(planned.simulated)
+        text = found.to_json() if as_json else told
         click.echo(text, nl=False)
     else:
         answer = _answer(trainer, planned, request, report)
         if answer.plan is not planned.plan:
             found = replace(answer.plan, model=found.model)
-            texts = _texts(found, answer.timeline, trace_file, html_file, out, rivals)
+            page = partial(plan_page, shown(found, "plan"))
+            texts = _texts(found, answer.timeline, trace_file, html_file, out, page)
             unwritten += _unwritten(texts)
         click.echo(answer.to_json() if as_json else answer.text(), nl=False)
     if verified:
         click.echo(f"\n{verified}", nl=False, err=as_json)
+    if with_rivals:
+        rivals = partial(_rivals, planned, request, report)
+        unwritten += _unwritten({html_file: partial(_page_with_rivals, page, rivals, report)})
     if unwritten:
-        told = "; ".join(text for _, text in unwritten)
+        told = "; ".join(dict(unwritten).values())
         raise click.ClickException(f"{told}; the plan is on the standard output")
 
 
@@ -351,6 +357,23 @@ def _rivals(
     return rivals_of_pipeline(planned, request, report)
 
 
+def _page_with_rivals(
+    page: Callable[..., str],
+    rivals: Callable[[], Sequence[RivalMethod]],
+    report: Callable[[str], None],
+) -> str:
+    """Return the page with the rivals beside the plan.
+
+    Raises:
+        click.Abort: the user stopped their search; the page that was written stays.
+    """
+    try:
+        return page(rivals=rivals())
+    except KeyboardInterrupt:
+        report("stopped while rivals were priced; what is written is whole, its page without them")
+        raise click.Abort from None
+
+
 def _answer(
     trainer: str, planned: PlannedPipeline, request: PipelineRequest, report: Callable[[str], None]
 ) -> TrainerAnswer:
@@ -363,15 +386,15 @@ def _texts(
     plan: Plan,
     timeline: Timeline,
     trace: Path | None,
-    page: Path | None,
+    page_file: Path | None,
     out: Path | None,
-    rivals: Callable[[], Sequence[RivalMethod]],
+    page: Callable[[], str],
 ) -> dict[Path | None, Callable[[], str]]:
-    """Return what is written to each file that is asked for; the plan before rivals are priced."""
-    texts: dict[Path | None, Callable[[], str]] = {trace: partial(chrome_trace, timeline)}
-    return texts | {
+    """Return what is written to each file that is asked for."""
+    return {
+        trace: partial(chrome_trace, timeline),
         out: plan.to_json,
-        page: lambda: plan_page(shown(plan, "plan"), rivals=rivals()),
+        page_file: page,
     }
 
 

@@ -91,7 +91,10 @@ def check_jax_cache(environment: Mapping[str, str] = os.environ) -> Finding:
     what, variable = "JAX cache", "JAX_COMPILATION_CACHE_DIR"
     name = environment.get(variable)
     if not name:
-        text = f"none: {variable} is not set, every process compiles anew"
+        text = (
+            f"{variable} is not set: Meshwise keeps the programs of its steps in {user_cache()}, "
+            "other functions are compiled anew in every process"
+        )
         return Finding(what=what, status="ok", found=text)
     folder = Path(name)
     # What is not there yet is made below the nearest folder that is.
@@ -131,5 +134,6 @@ def check_complete(*, is_complete: bool) -> Finding:
         what="solver code",
         status="note",
         found="not all of it is compiled",
-        remedy="the first large problem compiles it (a minute at most); `make setup` does it now",
+        remedy="the first large problem compiles it (about a minute); it is done now by: "
+        'python -c "from meshwise.inter.kernel_set import compile_all_kernels as f; f()"',
     )

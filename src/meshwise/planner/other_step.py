@@ -9,8 +9,8 @@ from meshwise.plan.spelling import spelled
 
 _NAMED = 3
 REMEDY = (
-    "a plan holds for one step and one shape of its batch: pass what it was made for, or leave "
-    "Replay out, which plans for each shape"
+    "a plan holds for one step and one shape of its batch: pass what it was made for, or plan "
+    "again; in Python, mw.parallelize without mw.Replay plans for each shape"
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
@@ -26,6 +26,7 @@ from meshwise.planner.pinned_layers import PinnedCosts
 from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pins import meshes_with_axes
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
+from meshwise.simulate.simulated_pipeline import SimulatedPipeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.units import counted
 
@@ -57,6 +58,7 @@ class PipelineSearch:
         cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
+        simulated: What was simulated, to be added to.
     """
 
     layers: Layering
@@ -67,6 +69,7 @@ class PipelineSearch:
     plans: SharedPlans
     cutoff_s: float = math.inf
     seeks_remedies: Callable[[], bool] = always
+    simulated: list[SimulatedPipeline] = field(default_factory=list[SimulatedPipeline])
 
 
 def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:

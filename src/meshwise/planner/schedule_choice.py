@@ -32,10 +32,11 @@ from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import searched_together
+from meshwise.simulate.simulated_pipeline import SimulatedPipeline, best_by_schedule
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import OpenStep
-from meshwise.units import bytes_text
+from meshwise.units import bytes_text, counted
 
 # Of the memory, left free for what the search does not count: beyond it others are better.
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
@@ -60,12 +61,14 @@ class PlannedPipeline:
         plan: Its stages.
         timeline: A simulated step.
         decisions: For each stage the plans of its layers.
+        simulated: The best of each schedule that was simulated, fastest first.
     """
 
     layers: Layering
     plan: Plan
     timeline: Timeline
     decisions: tuple[tuple[GraphDecision, ...], ...]
+    simulated: tuple[SimulatedPipeline, ...] = ()
 
     @property
     def user(self) -> OpenStep:
@@ -115,7 +118,7 @@ def planned_layers(
         seeks_remedies=seeks_remedies,
     )
     if len(groups) == 1 or any(pin.schedule for pin in pins):
-        return _one(_with_room(asked))
+        return _with_simulated(_one(_with_room(asked)), asked)
     best: PlannedPipeline | None = None
     # By whether each mesh has one stage.
     failed: dict[bool, MeshwiseError] = {}
@@ -151,7 +154,24 @@ def planned_layers(
         f"{best.plan.space}; the schedules {every} were all searched, and the fastest plan by "
         "simulation was taken"
     )
-    return replace(best, plan=replace(best.plan, space=space))
+    return _with_simulated(replace(best, plan=replace(best.plan, space=space)), asked)
+
+
+def _with_simulated(found: PlannedPipeline, asked: PipelineSearch) -> PlannedPipeline:
+    """Return what was found, and beside it the best of each schedule."""
+    simulated = best_by_schedule([_simulated(found.plan), *asked.simulated])
+    return replace(found, simulated=simulated)
+
+
+def _simulated(plan: Plan) -> SimulatedPipeline:
+    """Return the numbers of a plan that are compared."""
+    return SimulatedPipeline(
+        schedule=plan.schedule,
+        num_stages=len(plan.stages),
+        num_microbatches=plan.num_microbatches,
+        step_time_s=plan.step_time_s,
+        formula_s=plan.formula_s,
+    )
 
 
 def _one(found: PlannedPipeline | None) -> PlannedPipeline:
@@ -227,7 +247,8 @@ def _with_more_memory(
         if least is None:
             return None
         num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
-    asked = replace(asked, seeks_remedies=never)
+    # What needs more memory than there is is not among what was compared.
+    asked = replace(asked, seeks_remedies=never, simulated=[])
     for _ in range(_MOST_TRIES):
         asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
         more = replace(asked, options=replace(options, memory_bytes=num_bytes))
@@ -381,6 +402,12 @@ def _planned(
         cuts=layers.ranges,
         known=asked.plans.known,
     )
+    asked.report(
+        f"{plan.schedule}, {counted(len(plan.stages), 'stage')}, "
+        f"{counted(plan.num_microbatches, 'micro-batch')}: {plan.step_time_s:.4g} s a step "
+        f"simulated, {plan.formula_s:.4g} s by the formula"
+    )
+    asked.simulated.append(_simulated(plan))
     decisions = stage_decisions(found, costs)
     return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
 
@@ -422,7 +449,6 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
             continue
         # The closed form is of equal stages; what is simulated is what is promised.
         seconds = made.timeline.step_time_s
-        asked.report(f"{seconds:.4g} s a step simulated, {found.plan.total_s:.4g} s by the formula")
         if seconds < fastest.below_s:
             fastest.below_s = seconds
             fastest.planned = replace(made, plan=replace(made.plan, gap=0.0))

@@ -120,7 +120,12 @@ def test_changes_of_layout_of_what_skips_layers_are_planned(
     # The search does not see this time: the plan says so where it is much.
     assert not plan.warnings
     monkeypatch.setattr(finishing, "_MUCH", 0.01)
-    (warning,) = mw.parallelize(step, **asked).plan(weights, rows).warnings
+    warned = mw.parallelize(step, **asked).plan(weights, rows)
+    (warning,) = warned.warnings
+    # It says why the simulation is above the formula, so it stands beside the step time, too.
+    summary, warnings = (" ".join(part.split()) for part in warned.explain().split("\nWarnings"))
+    assert warning in summary.partition(" bubble ")[0]
+    assert warning in warnings
     assert warning.startswith("values that several layers read change their layout for 375 us of")
 
 

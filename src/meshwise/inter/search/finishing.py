@@ -32,6 +32,7 @@ from meshwise.plan.fits import REPORT
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
+from meshwise.plan.text.explain import UNPRICED
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
@@ -384,9 +385,9 @@ def _unsearched(placed: _Placed, step_time_s: float, count: int) -> Iterator[str
     )
     if seconds > _MUCH * step_time_s:
         yield (
-            f"values that several layers read change their layout for {seconds_text(seconds)} of a "
-            "step. The search does not price this time, the simulation does. Another number of "
-            "layers (`meshwise plan --layers`) may need less"
+            f"{UNPRICED} for {seconds_text(seconds)} of a step. The search does not price this "
+            "time, the simulation does. Another number of stages (mw.Auto(stages=...)) may need "
+            "less"
         )
 
 

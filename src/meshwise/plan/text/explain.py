@@ -29,6 +29,8 @@ from meshwise.plan.text.optimum import optimum_text
 from meshwise.plan.text.stage_text import layer_lines, stage_lines
 from meshwise.units import bytes_text, counted, flop_text, plural, seconds_text
 
+# How the warning begins that says why the simulation is above the formula of the search.
+UNPRICED = "values that several layers read change their layout"
 # Of the column of names in the summary.
 _NAME_WIDTH = 14
 
@@ -110,6 +112,7 @@ def _summary(plan: PlanRecord) -> list[str]:
         *_place(plan),
         *mesh,
         ("step time", step_text(plan)),
+        *(("", text) for text in plan.warnings if text.startswith(UNPRICED)),
         *_bubble(plan),
         *([("transfers", f"{plan.transfers} between hosts")] if plan.transfers else []),
         ("memory", f"{memory} on the worst device (predicted)"),

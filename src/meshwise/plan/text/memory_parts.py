@@ -18,7 +18,7 @@ ROLES = {
     "input": "arguments",
     "value": "values",
     "copy": "copies of values",
-    "gradients": "gradients and all else that stays",
+    "gradients": "gradient sums; weights gathered or cast once",
     "activations": "micro-batches in flight",
     "late": "weights apart",
     "waiting": "not yet read",

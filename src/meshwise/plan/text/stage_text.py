@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.text.columns import place_text, shortened, table
+from meshwise.plan.text.columns import WIDTH, place_text, shortened, table
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44
+TRIED_NOTE = (
+    "The plan is the fastest by simulation of those that were simulated; a number that is not "
+    "chosen may be faster by the formula."
+)
 
 
 def stage_lines(plan: PlanRecord) -> list[str]:
@@ -30,6 +36,7 @@ def stage_lines(plan: PlanRecord) -> list[str]:
         ]
         lines += ["", "step time by number of micro-batches (best found, by the search's formula)"]
         lines += table(("micro-batches", "step"), rows, "rr")
+        lines += textwrap.wrap(TRIED_NOTE, WIDTH)
     return lines
 
 

@@ -8,7 +8,7 @@ from meshwise.plan.text.device_memory import MemoryCheck
 from meshwise.report.html.markup import escaped, label, line, num, picture, rect, stage_class, ticks
 from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.plan import Simulation
-from meshwise.units import GIB, bytes_text, seconds_text
+from meshwise.units import bytes_text, bytes_unit, seconds_text
 
 _WIDTH, _HEIGHT = 380, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 6, 24, 20
@@ -72,10 +72,11 @@ def _chart(simulation: Simulation, number: int, top: float, is_too_large: bool) 
         return floor - height * num_bytes / top
 
     parts: list[str] = []
-    for value in ticks(0, top / GIB, 3):
-        y = y_of(value * GIB)
+    unit, name = bytes_unit(top)
+    for value in ticks(0, top / unit, 3):
+        y = y_of(value * unit)
         parts += [line(_LEFT, y, _WIDTH - _RIGHT, y), label(_LEFT - 6, y + 4, f"{value:g}", "m e")]
-    parts.append(label(_LEFT - 6, _TOP - 9, "GiB", "m e"))
+    parts.append(label(_LEFT - 6, _TOP - 9, name, "m e"))
     steps = timeline.memory[number]
     # What is too large is red: pale up to what a device has, full above.
     ground = _PALE if is_too_large else 1.0

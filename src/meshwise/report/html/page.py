@@ -19,6 +19,7 @@ from meshwise.report.html.markup import escaped, memory_banner, stage_rules
 from meshwise.report.html.memory import memory_charts
 from meshwise.report.html.peak import peak_section
 from meshwise.report.html.rivals import rivals_section
+from meshwise.report.html.schedules import schedules_section
 from meshwise.report.html.seconds import seconds_section
 from meshwise.report.html.sharding import sharding_section
 from meshwise.report.html.stages import stage_table, tried_table
@@ -27,6 +28,7 @@ from meshwise.report.html.usage import usage_section
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.plan import Simulation, simulate_plan
+from meshwise.simulate.simulated_pipeline import SimulatedPipeline
 from meshwise.simulate.stage_run import one_a_mesh
 from meshwise.simulate.timeline import Timeline
 from meshwise.units import bytes_text, counted, flop_text, seconds_text
@@ -40,6 +42,7 @@ def plan_page(
     measured: Timeline | None = None,
     hosts: Sequence[HostStats] = (),
     rivals: Sequence[RivalMethod] = (),
+    simulated: Sequence[SimulatedPipeline] = (),
 ) -> str:
     """Return one HTML file with everything in it: no network, no other file.
 
@@ -48,6 +51,7 @@ def plan_page(
         measured: A step as it ran, shown below the simulated one.
         hosts: The processes of the job that ran it.
         rivals: What other methods can do, to be shown beside it.
+        simulated: The best pipeline of each schedule that was simulated.
 
     Raises:
         PlanError: the plan cannot be simulated.
@@ -68,6 +72,7 @@ def plan_page(
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)
         + seconds_section(plan, simulation)
         + rivals_section(plan, rivals, simulation)
+        + schedules_section(simulated)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
         + hosts_section(hosts)
         + peak_section(plan)

@@ -16,8 +16,9 @@ _OF_ONE_PROGRAM = (
     "gradients. Copies are values in another layout, as collectives make them."
 )
 _OF_STAGES = (
-    "Arguments are the state. Gradients are summed over the micro-batches and stay until the "
-    "update. The other words are those of the table of stages above."
+    "Arguments are the state. Gradients are summed over the micro-batches, in the type of the "
+    "gradient; the sums stay until the update, as do weights that are gathered or cast to another "
+    "type once for all micro-batches. The other words are those of the table of stages above."
 )
 
 

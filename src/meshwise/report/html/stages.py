@@ -9,6 +9,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.columns import range_text
 from meshwise.plan.text.device_memory import plan_memory
+from meshwise.plan.text.stage_text import TRIED_NOTE
 from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.simulate.plan import Simulation
 from meshwise.units import bytes_text, seconds_text
@@ -115,6 +116,7 @@ def tried_table(plan: Plan) -> str:
         for count, seconds in plan.tried
     ]
     return (
-        "<h2>Numbers of micro-batches</h2><p>The best step time that was found with each, as "
-        "predicted.</p>" + html_table(("micro-batches", "step"), rows, "rr")
+        "<h2>Numbers of micro-batches</h2><p>The best step time that was found with each, by the "
+        f"formula of the search. {TRIED_NOTE}</p>"
+        + html_table(("micro-batches", "step"), rows, "rr")
     )
