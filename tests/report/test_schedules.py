@@ -7,9 +7,9 @@ import dataclasses
 from doubles.golden_plans import golden_plan
 from meshwise.report.html.page import plan_page
 from meshwise.report.schedules import schedules_text
-from meshwise.simulate.simulated_pipeline import SimulatedPipeline, best_by_schedule
+from meshwise.simulate.simulated_plan import SimulatedPlan, best_by_schedule
 
-SLOW = SimulatedPipeline(
+SLOW = SimulatedPlan(
     schedule="1f1b", num_stages=2, num_microbatches=8, step_time_s=2.0, formula_s=1.5
 )
 FAST = dataclasses.replace(SLOW, num_stages=4, step_time_s=1.0)

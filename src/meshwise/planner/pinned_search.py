@@ -26,7 +26,7 @@ from meshwise.planner.pinned_layers import PinnedCosts
 from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pins import meshes_with_axes
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
-from meshwise.simulate.simulated_pipeline import SimulatedPipeline
+from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.trace.layers.layering import Layering
 from meshwise.units import counted
 
@@ -69,7 +69,7 @@ class PipelineSearch:
     plans: SharedPlans
     cutoff_s: float = math.inf
     seeks_remedies: Callable[[], bool] = always
-    simulated: list[SimulatedPipeline] = field(default_factory=list[SimulatedPipeline])
+    simulated: list[SimulatedPlan] = field(default_factory=list[SimulatedPlan])
 
 
 def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, VariantCosts]:

@@ -32,7 +32,7 @@ from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import searched_together
-from meshwise.simulate.simulated_pipeline import SimulatedPipeline, best_by_schedule
+from meshwise.simulate.simulated_plan import SimulatedPlan, best_by_schedule
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import OpenStep
@@ -68,7 +68,7 @@ class PlannedPipeline:
     plan: Plan
     timeline: Timeline
     decisions: tuple[tuple[GraphDecision, ...], ...]
-    simulated: tuple[SimulatedPipeline, ...] = ()
+    simulated: tuple[SimulatedPlan, ...] = ()
 
     @property
     def user(self) -> OpenStep:
@@ -163,9 +163,9 @@ def _with_simulated(found: PlannedPipeline, asked: PipelineSearch) -> PlannedPip
     return replace(found, simulated=simulated)
 
 
-def _simulated(plan: Plan) -> SimulatedPipeline:
+def _simulated(plan: Plan) -> SimulatedPlan:
     """Return the numbers of a plan that are compared."""
-    return SimulatedPipeline(
+    return SimulatedPlan(
         schedule=plan.schedule,
         num_stages=len(plan.stages),
         num_microbatches=plan.num_microbatches,

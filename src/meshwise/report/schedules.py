@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from meshwise.plan.text.columns import WIDTH, table
-from meshwise.simulate.simulated_pipeline import SimulatedPipeline
+from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.units import seconds_text
 
 TITLE = "Best plan by schedule"
@@ -18,7 +18,7 @@ HEADER = ("schedule", "stages", "micro-batches", "step", "by the formula")
 SIDES = "lrrrr"
 
 
-def schedules_text(best: Sequence[SimulatedPipeline]) -> str:
+def schedules_text(best: Sequence[SimulatedPlan]) -> str:
     """Return the table as text, with an empty line before it; empty for less than two schedules.
 
     Args:
@@ -31,7 +31,7 @@ def schedules_text(best: Sequence[SimulatedPipeline]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def schedule_row(one: SimulatedPipeline) -> tuple[str, ...]:
+def schedule_row(one: SimulatedPlan) -> tuple[str, ...]:
     """Return a row of the table.
 
     Args:

@@ -28,7 +28,7 @@ from meshwise.report.html.usage import usage_section
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.plan import Simulation, simulate_plan
-from meshwise.simulate.simulated_pipeline import SimulatedPipeline
+from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.simulate.stage_run import one_a_mesh
 from meshwise.simulate.timeline import Timeline
 from meshwise.units import bytes_text, counted, flop_text, seconds_text
@@ -42,7 +42,7 @@ def plan_page(
     measured: Timeline | None = None,
     hosts: Sequence[HostStats] = (),
     rivals: Sequence[RivalMethod] = (),
-    simulated: Sequence[SimulatedPipeline] = (),
+    simulated: Sequence[SimulatedPlan] = (),
 ) -> str:
     """Return one HTML file with everything in it: no network, no other file.
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from meshwise.report.html.markup import escaped, html_table
 from meshwise.report.schedules import HEADER, NOTE, SIDES, TITLE, schedule_row
-from meshwise.simulate.simulated_pipeline import SimulatedPipeline
+from meshwise.simulate.simulated_plan import SimulatedPlan
 
 
-def schedules_section(best: Sequence[SimulatedPipeline]) -> str:
+def schedules_section(best: Sequence[SimulatedPlan]) -> str:
     """Return the section of the page; empty for less than two schedules.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPipeline:
+class SimulatedPlan:
     """One pipeline that was simulated.
 
     Attributes:
@@ -25,13 +25,13 @@ class SimulatedPipeline:
     formula_s: float
 
 
-def best_by_schedule(found: Iterable[SimulatedPipeline]) -> tuple[SimulatedPipeline, ...]:
+def best_by_schedule(found: Iterable[SimulatedPlan]) -> tuple[SimulatedPlan, ...]:
     """Return the fastest of each schedule, fastest first.
 
     Args:
         found: The pipelines.
     """
-    best: dict[str, SimulatedPipeline] = {}
+    best: dict[str, SimulatedPlan] = {}
     for one in sorted(found, key=lambda one: one.step_time_s):
         best.setdefault(one.schedule, one)
     return tuple(best.values())
