@@ -47,6 +47,8 @@ def test_arguments_become_options(command: Command, text: str, wanted: str) -> N
         ("plan", "ask for its shape, method=mw.IntraOp((2, 4))", "method=mw.IntraOp((2, 4))"),
         ("plan", "accept microbatch_statistics='local'", "accept --microbatch-statistics local"),
         ("train", "accept microbatch_statistics='local'", "microbatch_statistics='local'"),
+        ("plan", "of the batch; use one stage", "; plan it in Python with method=mw.IntraOp(), "),
+        ("train", "of the batch; use one stage", "; use one stage"),
         ("plan", "may stay idle (use_all_devices=False)", "may stay idle (--any-devices)"),
         ("train", "number of stages (mw.Auto(stages=...)) may", "of stages (--stages) may"),
         (

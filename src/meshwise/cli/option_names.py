@@ -58,6 +58,12 @@ OPTION_NAMES = (
     OptionName(re.compile(r"\bmethod=mw\.IntraOp\(\)"), "--method intra", ("train",)),
     OptionName(re.compile(r"\bmethod=mw\.IntraOp\(\)"), "--stages 1", ("plan",)),
     OptionName(re.compile(r"(?<![\w.])explain\(\)"), "the plan's text"),
+    # The command cuts each step at its loss, into one stage, too.
+    OptionName(
+        re.compile(r"\buse one stage\b"),
+        "plan it in Python with method=mw.IntraOp(), which does not cut it",
+        ("plan",),
+    ),
 )
 
 
