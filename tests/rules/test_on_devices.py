@@ -10,8 +10,8 @@ from oracle.on_devices import check_on_devices
 from rule_cases.case import Case
 from rule_cases.table import CASES, FORMS, ON_DEVICES
 
-# Grouped heads split wherever equal ones do.
-SLOW = {"pallas_call: splash, equal heads"}
+# `test_every_strategy` runs these without `shard_map`, `oracle/test_kernels` in steps.
+SLOW = {"pallas_call: splash, equal heads", "pallas_call: splash, grouped heads"}
 
 
 @pytest.mark.parametrize(
