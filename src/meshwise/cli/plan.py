@@ -195,7 +195,7 @@ Examples:
     "with_rivals",
     is_flag=True,
     help="With --html: price data parallelism, ZeRO and Megatron-LM's grid too, and show them "
-    "beside the plan. May take longer than finding the plan; the page is written before, too.",
+    "beside the plan. May take longer than the plan; the page is first written without them.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
@@ -370,7 +370,7 @@ def _page_with_rivals(
     try:
         return page(rivals=rivals())
     except KeyboardInterrupt:
-        report("stopped while rivals were priced; what is written is whole, its page without them")
+        report("stopped while rivals were priced; the files are complete, the page has no rivals")
         raise click.Abort from None
 
 

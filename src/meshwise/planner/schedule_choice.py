@@ -22,6 +22,7 @@ from meshwise.inter.search.unsearched_memory import NamedMemoryError, Unsearched
 from meshwise.inter.stages.objective import busy_s
 from meshwise.inter.stages.stage_problem import memory_bytes
 from meshwise.intra.limit.refusal import NoSuchPlanError
+from meshwise.intra.plan_graph import relative_gap
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.plan import Plan
@@ -311,6 +312,8 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
         f"simulated, a step takes {planned.plan.step_time_s:.4g} s, by the formula "
         f"{planned.plan.formula_s:.4g} s: other numbers of stages"
     )
+    first = planned.plan
+    bound_s = first.formula_s * (1 - (first.gap or 0.0))
     most = min(asked.cluster.num_devices, len(asked.layers.classes))
     for num_stages in (2**k for k in range(most.bit_length()) if 2**k <= most):
         if num_stages == len(planned.plan.stages):
@@ -325,7 +328,12 @@ def _planned_together(asked: PipelineSearch) -> PlannedPipeline | None:
             found = _planned_by_formula(other)
             if found is not None and found.plan.step_time_s < planned.plan.step_time_s:
                 planned = found
-    return planned
+    space = (
+        f"{first.space}; since simulation says far more than the formula, other plans of up to "
+        f"{most} stages were simulated, too, and the fastest was taken"
+    )
+    gap = relative_gap(planned.plan.formula_s, bound_s)
+    return replace(planned, plan=replace(planned.plan, space=space, gap=gap))
 
 
 def _planned_by_formula(asked: PipelineSearch) -> PlannedPipeline | None:

@@ -11,8 +11,9 @@ from meshwise.units import seconds_text
 
 TITLE = "Best plan by schedule"
 NOTE = (
-    "Of the plans that were simulated. The search leaves a schedule as soon as it expects nothing "
-    "faster of it, so a slower schedule may have a better plan than its row, and some have none."
+    "Of the plans that were simulated. The search stops with a schedule when it cannot become the "
+    "fastest. So a slower schedule may have a better plan than its row, or no row; and a search "
+    "for one schedule alone may find another plan."
 )
 HEADER = ("schedule", "stages", "micro-batches", "step", "by the formula")
 SIDES = "lrrrr"
