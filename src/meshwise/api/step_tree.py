@@ -119,11 +119,10 @@ def _parts(value: Any, *, in_function: bool) -> tuple[Any, ...] | None:
             return ()
     if kind is partial:
         return value.func, value.args, tuple(value.keywords.items())
-    if kind is tuple or (isinstance(value, tuple) and _is_of_library(kind)):
-        return (*value,)
-    if not in_function and kind is list:
-        return (*value,)
     is_of_library = _is_of_library(kind)
+    is_list = kind is list and not in_function
+    if kind is tuple or is_list or (isinstance(value, tuple) and is_of_library):
+        return (*value,)
     if isinstance(value, Mapping) and (is_of_library or (kind is dict and not in_function)):
         return tuple(sorted(items.items(), key=lambda item: repr(item[0])))
     if not is_of_library:
