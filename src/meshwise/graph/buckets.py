@@ -82,9 +82,10 @@ def _marked(scope: _Scope, sharers: int) -> Graph:
     return replace(
         scope.graph,
         tensors=tuple(
-            replace(tensor, sharers=sharers)
-            if tensor.shape and not tensor.generated and t not in chain
-            else tensor
+            replace(
+                tensor,
+                sharers=0 if not tensor.shape or tensor.generated or t in chain else sharers,
+            )
             for t, tensor in enumerate(scope.graph.tensors)
         ),
         operators=tuple(
