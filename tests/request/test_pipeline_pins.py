@@ -299,6 +299,53 @@ def test_an_axis_that_no_mesh_has_is_refused_before_planning() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pins", "text"),
+    [
+        (
+            {MIDDLE: P("x", None, None)},
+            "pin '0/1': P('x', None, None) has 3 dims, but 0/1 has shape [64, 64], 2 dims; give at "
+            "most so many entries, or a pattern that does not match it",
+        ),
+        (
+            {"activation:hid*": P("x", None, None)},
+            "pin 'activation:hid*': P('x', None, None) has 3 dims, but activation:hidden has shape "
+            "[32, 64], 2 dims; give at most so many entries, or a pattern that does not match it",
+        ),
+        (
+            {MIDDLE: P("x", "x")},
+            "pin '0/1': P('x', 'x') uses axis 'x' twice; an axis splits at most one dim of a "
+            "tensor, and once",
+        ),
+        (
+            {"1/odd": P(None, "x")},
+            "pin '1/odd': P(None, 'x') divides 1/odd of shape [32, 11] on no mesh of the cluster "
+            "where 'x' is larger than 1: {'x': 2}, {'x': 2, 'y': 2}, {'x': 4}; pin another dim, "
+            "pad this one, or take 'x' out of the pin",
+        ),
+    ],
+)
+def test_pins_that_no_mesh_keeps_are_refused_before_planning(pins: Any, text: str) -> None:
+    step, state, batch = make_step(3)
+    batch["odd"] = jax.ShapeDtypeStruct((32, 11), jnp.float32)
+    said: list[str] = []
+    request = PipelineRequest(cluster=CLUSTER, num_layers=3, num_microbatches=(4,), pins=pins)
+    with pytest.raises(PinError) as caught:
+        plan_pipeline(step, (state, batch), {}, SIGNATURE, request, said.append)
+    assert str(caught.value) == text
+    assert not any("bounds" in line for line in said)
+
+
+def test_an_axis_of_size_1_keeps_every_pin_where_it_is_asked_for() -> None:
+    step, state, batch = make_step(3)
+    state = [jax.ShapeDtypeStruct((11, 64), jnp.float32), *state[1:]]
+    batch["x"] = jax.ShapeDtypeStruct((32, 11), jnp.float32)
+    pins = {"0/0": P("x", None), "stages": 3, "submesh.0": "1x1"}
+    request = PipelineRequest(cluster=CLUSTER, num_layers=3, num_microbatches=(4,), pins=pins)
+    plan = plan_pipeline(step, (state, batch), {}, SIGNATURE, request).plan
+    assert plan.stages[0].mesh.num_devices == 1
+
+
+@pytest.mark.parametrize(
     ("pins", "error", "message"),
     [
         ({"stages": "0-5"}, PlanError, "no layer 5; the step was cut into layers 0 to 2"),
