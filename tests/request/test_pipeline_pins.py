@@ -277,6 +277,42 @@ def test_a_number_of_stages_that_cannot_be_is_refused_before_planning(
 
 
 @pytest.mark.parametrize(
+    ("blocks", "told"),
+    [
+        (1, "2 layers cannot be cut .*: ask for at most 2 stages$"),
+        (3, r"6 layers cannot be cut .*: ask for at most 4 stages \(schedules with several stages"),
+    ],
+)
+def test_the_number_of_stages_that_is_named_can_be_had(blocks: int, told: str) -> None:
+    """Blocks repeat, but stages may lie inside of them; there are four devices."""
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            x = batch
+            for first, second in weights:
+                x = x + jnp.tanh(x @ first) @ second
+            return jnp.mean(x**2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    spec = jax.ShapeDtypeStruct
+    weights = [(spec((64, 256), jnp.float32), spec((256, 64), jnp.float32))] * blocks
+    args = weights, spec((32, 64), jnp.float32)
+
+    def planned_as(num_stages: int) -> Plan:
+        request = PipelineRequest(
+            cluster=CLUSTER, num_stages=num_stages, num_microbatches=(4,), schedules=(ONE_F_ONE_B,)
+        )
+        return plan_pipeline(step, args, {}, SIGNATURE, request).plan
+
+    with pytest.raises(InfeasibleError, match=told) as caught:
+        planned_as(50)
+    most = int(re.findall(r"at most (\d+) stages", str(caught.value))[-1])
+    assert len(planned_as(most).stages) == most
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"num_microbatches": (7,)}, "not divisible by num_microbatches=7"),
