@@ -213,6 +213,17 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     assert before + after == plan_page(shown(read, "plan"))
 
 
+@pytest.mark.parametrize("stages", ["1", "2"])
+@pytest.mark.parametrize("made", ["loss_before", "loss_before_equinox"])
+def test_a_loss_before_the_state_is_refused(made: str, stages: str) -> None:
+    step = f"doubles.own_steps:{made}"
+    args = ["--step", step, "--cluster", "1x p3.8xlarge", "--stages", stages]
+    run = CliRunner().invoke(plan_command, args)
+    assert run.exit_code == 1
+    text = f"--step {step}: the step returns (loss, state); return (state, loss)"
+    assert str(run.exception) == text
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

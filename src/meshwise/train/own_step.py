@@ -335,7 +335,9 @@ def _check_result(name: str, results: Any, state: PyTree) -> None:
             f"the step must return (state, loss), and returns {type(results).__name__}{many}; more "
             'than the loss is told as (state, {"loss": loss, ...})',
         )
-    taken, returned = _texts(state), _texts(results[0])
+    taken, returned, beside = map(_texts, (state, *results))
+    if returned != taken == beside:
+        raise _wrong(name, "the step returns (loss, state); return (state, loss)")
     for path in [*taken, *returned]:
         if taken.get(path) != returned.get(path):
             raise _wrong(
