@@ -240,3 +240,7 @@ def unnamed_loss() -> Any:
 
 def loss_and_more() -> Any:
     return (lambda state, batch: (state, (jnp.float32(0), {}))), create, batch
+
+
+def unequal_rows() -> Any:
+    return step, create, lambda n: {**batch(n), "y": batch(n)["y"][:10]}

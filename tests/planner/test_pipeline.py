@@ -160,7 +160,11 @@ def test_a_batch_of_different_sizes_is_refused() -> None:
         "y": jax.ShapeDtypeStruct((2,), jnp.float32),
     }
     request = PipelineRequest(cluster=CLUSTER)
-    with pytest.raises(TraceError, match="batch sizes"):
+    told = (
+        r"batch arguments have different numbers of rows: argument 1\['y'\] has 2 \(dim 0\) where "
+        r"argument 1\['x'\] has 4;"
+    )
+    with pytest.raises(TraceError, match=told):
         plan_pipeline(step, (jnp.ones((3, 3)), batch), {}, SIGNATURE, request)
 
 

@@ -193,6 +193,16 @@ def test_what_cannot_be_trained_is_refused(options: TrainOptions, name: str, mes
     assert str(caught.value).startswith(f"--step {step}: ")
 
 
+def test_a_batch_of_different_numbers_of_rows_is_refused(options: TrainOptions) -> None:
+    told = (
+        r"step cannot be traced \(own_steps.py:\d+ \(loss_fn\): sub got incompatible shapes .*, "
+        r"and its batch arguments have different numbers of rows: batch\['y'\] has 10 \(dim 0\) "
+        r"where batch\['x'\] has 16; give all the same number of rows"
+    )
+    with pytest.raises(TraceError, match=told):
+        own_training(replace(options, step="doubles.own_steps:unequal_rows"))
+
+
 def test_a_batch_that_is_no_array_is_refused(options: TrainOptions) -> None:
     told = r"a leaf of the batch of type str is not an array \('a text'\); .* or make it an array"
     with pytest.raises(TraceError, match=told):

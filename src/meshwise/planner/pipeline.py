@@ -40,7 +40,14 @@ from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.stacks.unstack import unstacked
-from meshwise.trace.step import OpenStep, Statistics, StepSignature, open_step, state_bytes
+from meshwise.trace.step import (
+    OpenStep,
+    Statistics,
+    StepSignature,
+    open_step,
+    state_bytes,
+    unequal_rows,
+)
 from meshwise.units import counted
 
 
@@ -84,11 +91,17 @@ def _layering(
     num_stages: int = 1,
     check: Callable[[OpenStep], object] = lambda _: None,
 ) -> tuple[Layering, float]:
-    sizes = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
+    rows = {i: (dim, opened.in_avals[i].shape[dim]) for i, dim in opened.batch_dims.items()}
+    sizes = {size for _, size in rows.values()}
     if len(sizes) != 1:
+        unequal = unequal_rows({opened.labels[i]: row for i, row in rows.items()})
         raise TraceError(
-            f"a pipeline runs micro-batch by micro-batch, but the batch arguments have batch "
-            f"sizes {sorted(sizes) or 'none'}; name arguments of one batch with batch_argnums"
+            "a pipeline runs micro-batch by micro-batch, but "
+            + (
+                f"batch arguments have different numbers of rows: {unequal}"
+                if unequal
+                else "no argument is batch data; name the batch arguments with batch_argnums"
+            )
         )
     if 0 in sizes:
         raise TraceError("the batch is empty (0 rows), so it has no micro-batches; pass rows")

@@ -255,6 +255,26 @@ def open_step(
     )
 
 
+def result_shapes(fun: Callable[..., Any], args: tuple[Any, ...], signature: StepSignature) -> Any:
+    """Return the shapes of what a step returns, as `open_step` would trace it.
+
+    Args:
+        fun: The step.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        signature: Which arguments are batch data.
+
+    Raises:
+        TraceError: its batch arguments have different numbers of rows, and it cannot be traced.
+    """
+    specs = jax.tree.map(abstract, (tuple(args), {}))
+    labels = _labels(specs, signature)
+    flat, dims = jax.tree.leaves(specs), _batch_dims(specs[0], leaf_spans(specs[0]), signature)
+    with _explained(
+        base(fun)[1], {labels[i]: (dim, flat[i].shape[dim]) for i, dim in dims.items()}
+    ):
+        return jax.eval_shape(fun, *specs[0])
+
+
 @contextmanager
 def _explained(name: str, rows: Mapping[str, tuple[int, int]]) -> Iterator[None]:
     """Say what a failure of JAX means for a step.
@@ -268,7 +288,7 @@ def _explained(name: str, rows: Mapping[str, tuple[int, int]]) -> Iterator[None]
     except TraceError:
         raise
     except (TypeError, ValueError) as error:
-        unequal = _unequal_rows(rows)
+        unequal = unequal_rows(rows)
         if unequal is None:
             raise
         said = str(error).partition("\n")[0].rstrip(".")
@@ -403,7 +423,7 @@ def _labels(specs: Any, signature: StepSignature) -> list[str]:
     ]
 
 
-def _unequal_rows(rows: Mapping[str, tuple[int, int]]) -> str | None:
+def unequal_rows(rows: Mapping[str, tuple[int, int]]) -> str | None:
     """Return which leaves of the batch have other numbers of rows than most; None if none does.
 
     Args:
@@ -481,7 +501,7 @@ def _cut(
             f"num_microbatches={num_microbatches}, but no argument is batch data; name the batch "
             "arguments with batch_argnums"
         )
-    unequal = _unequal_rows({names[i]: (batch_dims[i], size) for i, size in sizes.items()})
+    unequal = unequal_rows({names[i]: (batch_dims[i], size) for i, size in sizes.items()})
     if unequal is not None:
         raise TraceError(f"batch arguments have different numbers of rows: {unequal}")
     (size,) = set(sizes.values())
