@@ -371,6 +371,25 @@ def test_pins_that_no_mesh_keeps_are_refused_before_planning(pins: Any, text: st
     assert not any("bounds" in line for line in said)
 
 
+def test_pins_of_a_stack_are_checked_against_its_layers() -> None:
+    """Three layers lie in one array, of which no axis divides the first dim."""
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch, weights)
+            return jnp.mean(x**2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        return weights - 0.1 * grads, loss
+
+    args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 64, 64), (32, 64)))
+    pins = {"0*": P("x", None), "stages": 1}
+    request = PipelineRequest(cluster=CLUSTER, num_microbatches=(4,), pins=pins)
+    plan = plan_pipeline(step, (*args,), {}, SIGNATURE, request).plan
+    layouts = {x.name: x.layout.dims for stage in plan.stages for x in stage.arguments}
+    assert [layouts[f"0[{n}]"] for n in range(3)] == [((0,), ())] * 3
+
+
 def test_an_axis_of_size_1_keeps_every_pin_where_it_is_asked_for() -> None:
     step, state, batch = make_step(3)
     state = [jax.ShapeDtypeStruct((11, 64), jnp.float32), *state[1:]]
