@@ -17,7 +17,7 @@ from meshwise.plan.counts.work import DecidedProgram, work_of
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
-from meshwise.plan.text.columns import WIDTH, layout_spec, shortened, table
+from meshwise.plan.text.columns import WIDTH, layout_spec, table
 from meshwise.plan.text.explain import explain
 from meshwise.units import bytes_text, flop_text, seconds_text
 
@@ -270,13 +270,6 @@ def test_the_largest_of_many_arguments_are_told():
     assert [row.split()[0] for row in rows[2:4]] == ["largest", "aaa"]
 
 
-def test_a_place_that_is_too_long_keeps_its_source_line():
-    place = "dot_general at some_model.py:120:17 (Transformer.__call__.attention)"
-    assert shortened(place, 40) == "dot_general at some_model.py:120:17"
-    assert shortened(place, 30).endswith("120:17")
-    assert shortened(place, len(place)) == place
-
-
 def test_stages_are_told_apart():
     graph, decision = layers(1)
     plan = plan_of(graph, decision)
@@ -307,12 +300,6 @@ def test_stages_are_told_apart():
 )
 def test_layouts_with_names_of_axes(layout, text):
     assert layout_spec(parse_layout(layout), ("x", "y")) == text
-
-
-def test_shortened_text_keeps_both_ends():
-    assert shortened("abcdefghij", 10) == "abcdefghij"
-    assert shortened("abcdefghijk", 9) == "abc...ijk"
-    assert len(shortened("abcdefghijk", 8)) == 8
 
 
 def test_numbers_are_never_shortened():

@@ -4,58 +4,108 @@ from __future__ import annotations
 
 import itertools
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.contents import Argument
+from meshwise.plan.text.shortening import shortened, told_apart
 
 WIDTH = 100
 MAX_ROWS = 60
 GAP = "  "
-# What follows a source line, as in `dot_general at model.py:7:9 (Block.__call__)`.
-_FUNCTION = re.compile(r"( at \S+:\d+) \(.*\)$")
+# Spaces inside the brackets of a layout, where no line ends.
+_INSIDE = re.compile(r" (?=[^()]*(?:\([^()]*\)[^()]*)*\))")
 
 
-def shortened(text: str, width: int) -> str:
-    """Return a text, its middle left out if it is too long; both ends tell most of a path.
-
-    Of an operator with its source line the function in brackets goes first.
-
-    Args:
-        text: The text.
-        width: The most characters that it may have.
-    """
-    if len(text) > width:
-        text = _FUNCTION.sub(r"\1", text)
-    if len(text) <= width:
-        return text
-    if width <= 3:
-        return text[:width]
-    head = (width - 3) // 2
-    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: str,
+    told_apart_in: tuple[int, int] | None = None,
+) -> list[str]:
     """Return the lines of a table, at most `WIDTH` wide; the widest text columns give way.
 
+    Texts that are too long are shortened. Different ones in a column that would be equal then are
+    continued on the next line, whole.
+
     Args:
-        header: Name of each column.
+        header: Name of each column; where there is little room, those of numbers may have two
+            lines, as `all-` and `gather`.
         rows: Cells.
-        right: One letter a column: `r` for right-aligned (never shortened), `l` for left.
+        right: One letter a column: `r` for right-aligned (never shortened), `l` for left, `w` for
+            left and continued on the next line instead of shortened.
+        told_apart_in: Two columns; what differs in them in one row differs also when shortened.
     """
-    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
     room = WIDTH - len(GAP) * (len(header) - 1)
-    while sum(widths) > room:
-        widest = max((w, -i) for i, w in enumerate(widths) if right[i] == "l")
-        widths[-widest[1]] -= 1
-    lines: list[str] = []
-    for line in (header, ["-" * w for w in widths], *rows):
-        cells = [
-            cell.rjust(w) if side == "r" else shortened(cell, w).ljust(w)
-            for cell, w, side in zip(line, widths, right, strict=True)
+    names = [[name] for name in header]
+    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    if sum(widths) > room:
+        names = [
+            _halves(name) if side == "r" else [name]
+            for name, side in zip(header, right, strict=True)
         ]
-        lines.append(GAP.join(cells).rstrip())
+        widths = [max(map(len, (*names[i], *(row[i] for row in rows)))) for i in range(len(header))]
+    while sum(widths) > room:
+        widest = max((w, -i) for i, w in enumerate(widths) if right[i] != "r")
+        widths[-widest[1]] -= 1
+    height = max(map(len, names))
+    heads = [[""] * (height - len(name)) + name for name in names]
+    columns = [_column([row[i] for row in rows], widths[i], right[i]) for i in range(len(header))]
+    if told_apart_in is not None:
+        _tell_apart(columns, rows, widths, told_apart_in)
+        i, k = told_apart_in
+        pair = told_apart(header[i], header[k], (widths[i], widths[k]))
+        heads[i][-1], heads[k][-1] = pair
+    bodies = [list(cells) for cells in zip(*columns, strict=True)]
+    lines: list[str] = []
+    for cells in (heads, [["-" * w] for w in widths], *bodies):
+        for texts in itertools.zip_longest(*cells, fillvalue=""):
+            parts = [
+                text.rjust(w) if side == "r" else shortened(text, w).ljust(w)
+                for text, w, side in zip(texts, widths, right, strict=True)
+            ]
+            lines.append(GAP.join(parts).rstrip())
     return lines
+
+
+def _halves(name: str) -> list[str]:
+    first, hyphen, second = name.partition("-")
+    return [first + hyphen, second] if second else [name]
+
+
+def _column(texts: Sequence[str], width: int, side: str) -> list[list[str]]:
+    """Return the lines of each cell of a column."""
+    if side == "r":
+        return [[text] for text in texts]
+    if side == "w":
+        return [_wrapped(text, width) for text in texts]
+    labels = [shortened(text, width) for text in texts]
+    meant: dict[str, set[str]] = {}
+    for text, label in zip(texts, labels, strict=True):
+        meant.setdefault(label, set()).add(text)
+    return [
+        _wrapped(text, width) if len(meant[label]) > 1 else [label]
+        for text, label in zip(texts, labels, strict=True)
+    ]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text; those of layouts end between two of them, if they can."""
+    lines = textwrap.wrap(_INSIDE.sub("\u00a0", text), width, break_on_hyphens=False)
+    return [line.replace("\u00a0", " ") for line in lines] or [""]
+
+
+def _tell_apart(
+    columns: list[list[list[str]]],
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    two: tuple[int, int],
+) -> None:
+    i, k = two
+    for number, row in enumerate(rows):
+        pair = told_apart(row[i], row[k], (widths[i], widths[k]))
+        columns[i][number], columns[k][number] = [pair[0]], [pair[1]]
 
 
 def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

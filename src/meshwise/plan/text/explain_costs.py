@@ -107,7 +107,7 @@ def rivals(plan: PlanRecord) -> list[str]:
         for rival in plan.rivals
     ]
     header = ("argument or operator", "count", "chosen", "best rival", "a step")
-    lines = table(header, rows, "lrllr")
+    lines = table(header, rows, "lrwwr")
     if any(r.status != "optimal" for r in plan.rivals) or plan.status != "optimal":
         lines.append("~: one of the two plans is not proved optimal")
     return lines

@@ -6,7 +6,8 @@ import textwrap
 
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.text.columns import WIDTH, place_text, shortened, table
+from meshwise.plan.text.columns import WIDTH, place_text, table
+from meshwise.plan.text.shortening import shortened
 from meshwise.units import bytes_text, seconds_text
 
 _LONGEST_NAME = 44
