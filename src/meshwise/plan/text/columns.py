@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.contents import Argument
-from meshwise.plan.text.shortening import shortened, told_apart
+from meshwise.plan.text.shortening import shortened, told_apart, without_function
 
 WIDTH = 100
 MAX_ROWS = 60
+# Of a text that has a full form the tables have at most so many rows.
+SHORT_ROWS = 30
 GAP = "  "
-# Spaces inside the brackets of a layout, where no line ends.
-_INSIDE = re.compile(r" (?=[^()]*(?:\([^()]*\)[^()]*)*\))")
+# So narrow a column of texts that go on below gives way only as others do.
+_LEAST_WRAPPED = 24
+# Where a line may end: after a space or a key of a path, but not inside the brackets of a layout.
+_END = re.compile(r"(?:(?<= )|(?<=[/,])(?! ))(?![^()]*(?:\([^()]*\)[^()]*)*\))")
 
 
 def table(
@@ -38,35 +42,50 @@ def table(
         told_apart_in: Two columns; what differs in them in one row differs also when shortened.
     """
     room = WIDTH - len(GAP) * (len(header) - 1)
-    names = [[name] for name in header]
-    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
+    heads = [[name] for name in header]
+    cells = [[row[i] for row in rows] for i in range(len(header))]
+    widths = _widths(heads, cells)
     if sum(widths) > room:
-        names = [
+        heads = [
             _halves(name) if side == "r" else [name]
             for name, side in zip(header, right, strict=True)
         ]
-        widths = [max(map(len, (*names[i], *(row[i] for row in rows)))) for i in range(len(header))]
+        widths = _widths(heads, cells)
+    if sum(widths) > room:
+        cells = [[without_function(text) for text in column] for column in cells]
+        widths = _widths(heads, cells)
     while sum(widths) > room:
-        widest = max((w, -i) for i, w in enumerate(widths) if right[i] != "r")
-        widths[-widest[1]] -= 1
-    height = max(map(len, names))
-    heads = [[""] * (height - len(name)) + name for name in names]
-    columns = [_column([row[i] for row in rows], widths[i], right[i]) for i in range(len(header))]
+        # What goes on below gives way first: nothing of it is lost.
+        ranks = [
+            (side == "w" and width > _LEAST_WRAPPED, width, -i)
+            for i, (width, side) in enumerate(zip(widths, right, strict=True))
+            if side != "r"
+        ]
+        widths[-max(ranks)[2]] -= 1
+    height = max(map(len, heads))
+    heads = [[""] * (height - len(name)) + name for name in heads]
+    columns = [_column(*of) for of in zip(cells, widths, right, strict=True)]
     if told_apart_in is not None:
-        _tell_apart(columns, rows, widths, told_apart_in)
         i, k = told_apart_in
-        pair = told_apart(header[i], header[k], (widths[i], widths[k]))
-        heads[i][-1], heads[k][-1] = pair
-    bodies = [list(cells) for cells in zip(*columns, strict=True)]
+        pairs = [
+            told_apart(first, second, (widths[i], widths[k]))
+            for first, second in zip([header[i], *cells[i]], [header[k], *cells[k]], strict=True)
+        ]
+        heads[i][-1], heads[k][-1] = pairs[0]
+        columns[i], columns[k] = ([[pair[side]] for pair in pairs[1:]] for side in (0, 1))
     lines: list[str] = []
-    for cells in (heads, [["-" * w] for w in widths], *bodies):
-        for texts in itertools.zip_longest(*cells, fillvalue=""):
+    for row in (heads, [["-" * w] for w in widths], *zip(*columns, strict=True)):
+        for texts in itertools.zip_longest(*row, fillvalue=""):
             parts = [
                 text.rjust(w) if side == "r" else shortened(text, w).ljust(w)
                 for text, w, side in zip(texts, widths, right, strict=True)
             ]
             lines.append(GAP.join(parts).rstrip())
     return lines
+
+
+def _widths(heads: Sequence[Sequence[str]], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, (*head, *column))) for head, column in zip(heads, cells, strict=True)]
 
 
 def _halves(name: str) -> list[str]:
@@ -92,20 +111,14 @@ def _column(texts: Sequence[str], width: int, side: str) -> list[list[str]]:
 
 def _wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text; those of layouts end between two of them, if they can."""
-    lines = textwrap.wrap(_INSIDE.sub("\u00a0", text), width, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines] or [""]
-
-
-def _tell_apart(
-    columns: list[list[list[str]]],
-    rows: Sequence[Sequence[str]],
-    widths: Sequence[int],
-    two: tuple[int, int],
-) -> None:
-    i, k = two
-    for number, row in enumerate(rows):
-        pair = told_apart(row[i], row[k], (widths[i], widths[k]))
-        columns[i][number], columns[k][number] = [pair[0]], [pair[1]]
+    lines = [""]
+    for piece in _END.split(text):
+        if len((lines[-1] + piece).rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return [line.rstrip() for line in lines if line] or [""]
 
 
 def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -118,6 +131,30 @@ def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         return rows
     rest = [""] * (len(rows[0]) - 1)
     return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
+
+
+def largest_rows(
+    rows: Sequence[tuple[float, tuple[str, ...]]], of: str, small_share: float = 0.0
+) -> list[tuple[str, ...]]:
+    """Return the largest rows of a table, largest first, and one that says what is left out.
+
+    Args:
+        rows: For each row its size and its cells.
+        of: What the sizes are, as `bytes`.
+        small_share: The smallest rows that make this share of all together are left out; others
+            only where there are too many.
+    """
+    ordered = sorted(rows, key=lambda row: -row[0])
+    total = math.fsum(size for size, _ in rows)
+    few, left = len(ordered), 0.0
+    while few and (few > SHORT_ROWS or left + ordered[few - 1][0] < small_share * total):
+        few -= 1
+        left += ordered[few][0]
+    if len(ordered) - few <= 1:
+        return [row for _, row in ordered]
+    share = f" ({left / total:.1%} of the {of})" if total else ""
+    more = f"{len(ordered) - few} more in the full text{share}"
+    return [*(row for _, row in ordered[:few]), (more, *[""] * (len(rows[0][1]) - 1))]
 
 
 def with_space_below(lines: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ def shortened(text: str, width: int) -> str:
         width: The most characters that it may have.
     """
     if len(text) > width:
-        text = _FUNCTION.sub(r"\1", text)
+        text = without_function(text)
     if len(text) <= width:
         return text
     if width <= len(_LEFT_OUT):
@@ -38,6 +38,15 @@ def shortened(text: str, width: int) -> str:
         return _shortened_path(text, width)
     head = (width - len(_LEFT_OUT)) // 2
     return f"{text[:head]}{_end(text, width - head)}"
+
+
+def without_function(text: str) -> str:
+    """Return an operator with its source line, without the function in brackets.
+
+    Args:
+        text: The operator; other texts stay as they are.
+    """
+    return _FUNCTION.sub(r"\1", text)
 
 
 def told_apart(first: str, second: str, widths: tuple[int, int]) -> tuple[str, str]:
