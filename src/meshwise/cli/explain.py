@@ -14,6 +14,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.report.html.page import plan_page
 from meshwise.report.plan_file import plan_from_file
+from meshwise.report.schedules import elsewhere_text
 
 # Every single operator: left out of `--json`, the file itself has it.
 _NOT_SHOWN = ("decisions",)
@@ -50,7 +51,8 @@ def explain(plan: Path, full: bool, as_json: bool, html_file: Path | None) -> No
     if html_file is not None:
         write_output(html_file, plan_page(told))
     if not as_json:
-        echo_text(told.explain(full=full), plan_memory(read).warning_lines())
+        text = told.explain(full=full) + elsewhere_text(read)
+        echo_text(text, plan_memory(read).warning_lines())
         return
     data = _plan_data(read) | plan_memory(read).data()
     click.echo(json.dumps(data, sort_keys=True, indent=1))
