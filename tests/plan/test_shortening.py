@@ -89,3 +89,16 @@ def test_names_of_columns_of_numbers_have_two_lines_where_there_is_no_room():
     assert lines[0].split() == ["reduce-", "all-", "all-", "all-"]
     assert lines[1].split() == ["of", "scatter", "gather", "to-all", "reduce", "memory"]
     assert cells[0] in lines[3]
+
+
+def test_texts_that_are_compared_are_whole_or_show_what_differs():
+    short = [f"float32[2048,32,64] P({x}, -, -) x=2 y=4" for x in "xy"]
+    long = [f"{'a' * 300}{x}{'b' * 300}" for x in "xy"]
+    lines = table(("what", "a", "b"), [("0/w" * 12, *short), ("c", *long)], "lll", (1, 2))
+    assert max(map(len, lines)) <= WIDTH
+    halves = [line[lines[1].index("  -") :].split("  ") for line in lines[2:]]
+    told = [" ".join(filter(None, map(str.strip, half))) for half in halves]
+    assert "P(x, -, -)" in " ".join(told)
+    assert "P(y, -, -)" in " ".join(told)
+    assert "aaxbb" in told[-1]
+    assert "aaybb" in told[-1]

@@ -18,6 +18,8 @@ SHORT_ROWS = 30
 GAP = "  "
 # So narrow a column of texts that go on below gives way only as others do.
 _LEAST_WRAPPED = 24
+# So many lines may a cell have that is compared with another.
+_MOST_LINES = 3
 # Where a line may end: after a space or a key of a path, but not inside the brackets of a layout.
 _END = re.compile(r"(?:(?<= )|(?<=[/,])(?! ))(?![^()]*(?:\([^()]*\)[^()]*)*\))")
 
@@ -39,7 +41,8 @@ def table(
         rows: Cells.
         right: One letter a column: `r` for right-aligned (never shortened), `l` for left, `w` for
             left and continued on the next line instead of shortened.
-        told_apart_in: Two columns; what differs in them in one row differs also when shortened.
+        told_apart_in: Two columns of texts that are compared: they are continued below, and where
+            they would be long, shortened so that what differs is seen.
     """
     room = WIDTH - len(GAP) * (len(header) - 1)
     heads = [[name] for name in header]
@@ -67,12 +70,10 @@ def table(
     columns = [_column(*of) for of in zip(cells, widths, right, strict=True)]
     if told_apart_in is not None:
         i, k = told_apart_in
-        pairs = [
-            told_apart(first, second, (widths[i], widths[k]))
-            for first, second in zip([header[i], *cells[i]], [header[k], *cells[k]], strict=True)
-        ]
-        heads[i][-1], heads[k][-1] = pairs[0]
-        columns[i], columns[k] = ([[pair[side]] for pair in pairs[1:]] for side in (0, 1))
+        both = widths[i], widths[k]
+        heads[i][-1], heads[k][-1] = told_apart(header[i], header[k], both)
+        pairs = [_pair(*texts, both) for texts in zip(cells[i], cells[k], strict=True)]
+        columns[i], columns[k] = ([pair[side] for pair in pairs] for side in (0, 1))
     lines: list[str] = []
     for row in (heads, [["-" * w] for w in widths], *zip(*columns, strict=True)):
         for texts in itertools.zip_longest(*row, fillvalue=""):
@@ -107,6 +108,15 @@ def _column(texts: Sequence[str], width: int, side: str) -> list[list[str]]:
         _wrapped(text, width) if len(meant[label]) > 1 else [label]
         for text, label in zip(texts, labels, strict=True)
     ]
+
+
+def _pair(first: str, second: str, widths: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Return the lines of two cells, whole or, where that would be many, told apart."""
+    whole = _wrapped(first, widths[0]), _wrapped(second, widths[1])
+    if max(map(len, whole)) <= _MOST_LINES:
+        return whole
+    short = told_apart(first, second, widths)
+    return [short[0]], [short[1]]
 
 
 def _wrapped(text: str, width: int) -> list[str]:
