@@ -20,6 +20,10 @@ from meshwise.units import bytes_text, plural, seconds_text
 
 # State that has such a share of the bytes together, as biases, is only counted.
 _SMALL = 1e-3
+_HOLDS_NOTE = (
+    "each holds: bytes of a device for a micro-batch, from the end of its gradients of activations "
+    "to the end of those of weights (`held_bytes` in files)"
+)
 TRIED_NOTE = (
     "The plan is the fastest by simulation of those that were simulated; a number that is not "
     "chosen may be faster by the formula."
@@ -173,7 +177,8 @@ def _weights_apart(plan: PlanRecord) -> list[str]:
     # A pass is a forward or a backward pass of one micro-batch.
     later = ("passes later",) if plan.delays else ()
     names = ("stage", "of backward", *later, "waiting at the peak", "each holds")
-    return ["", "gradients of weights apart", *table(names, rows, "r" * len(names))]
+    lines = table(names, rows, "r" * len(names))
+    return ["", "gradients of weights apart", *lines, *textwrap.wrap(_HOLDS_NOTE, WIDTH)]
 
 
 def _sizes(stage: Stage) -> str:
