@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -11,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from equinox import filter_value_and_grad
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.errors import TraceError
+from meshwise.errors import LossError, TraceError
 
 X = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)
 Y = np.random.default_rng(1).normal(size=(16, 4)).astype(np.float32)
@@ -177,3 +179,92 @@ def test_the_state_of_an_optimizer_is_no_batch(optimizer: Any) -> None:
     np.testing.assert_allclose(loss, step(made[0], made[1], X)[2], rtol=1e-5)
     assert isinstance(parallel.init(create, jax.random.key(0))[0], eqx.nn.MLP)
     assert len(parallel.plans) == 1
+
+
+def squared(model: Any, x: Any) -> Any:
+    return jnp.mean(jax.vmap(model)(x) ** 2)
+
+
+@filter_value_and_grad
+def of_decorated(model: Any, x: Any) -> Any:
+    return squared(model, x)
+
+
+@partial(eqx.filter_value_and_grad, has_aux=True)
+def of_partial(model: Any, x: Any) -> Any:
+    return squared(model, x), x
+
+
+def with_bare_name(model: Any, x: Any) -> Any:
+    return filter_value_and_grad(squared)(model, x)
+
+
+def with_decorated(model: Any, x: Any) -> Any:
+    return of_decorated(model, x)
+
+
+def with_partial(model: Any, x: Any) -> Any:
+    (value, _), grads = of_partial(model, x)
+    return value, grads
+
+
+def with_gradient_of_arrays(model: Any, x: Any) -> Any:
+    return mw.value_and_grad(squared)(model, x)
+
+
+def with_jax(model: Any, x: Any) -> Any:
+    return jax.value_and_grad(squared)(model, x)
+
+
+def with_jit(model: Any, x: Any) -> Any:
+    return mw.eqx.filter_value_and_grad(jax.jit(squared))(model, x)
+
+
+@pytest.mark.parametrize(
+    ("both", "error", "text"),
+    [
+        (
+            with_bare_name,
+            TraceError,
+            r"write `return mw\.eqx\.filter_value_and_grad\(squared\)\(model, x\)`, or use one",
+        ),
+        (
+            with_decorated,
+            TraceError,
+            r"at test_eqx\.py:\d+: `@filter_value_and_grad`; only .*: write "
+            r"`@mw\.eqx\.filter_value_and_grad`, or use one stage",
+        ),
+        (
+            with_partial,
+            TraceError,
+            r"write `@partial\(mw\.eqx\.filter_value_and_grad, has_aux=True\)`, or use one stage",
+        ),
+        (
+            with_gradient_of_arrays,
+            LossError,
+            r"squared is differentiated with respect to a \w+, but only real and complex "
+            "numbers have a gradient; use mw.eqx.filter_value_and_grad, or choose the others with "
+            "argnums",
+        ),
+        (
+            with_jax,
+            TraceError,
+            r"step at test_eqx\.py:\d+ \(with_jax\): .*not a valid JAX type; .* differentiate it "
+            r"with mw\.eqx\.filter_value_and_grad, and compile parts of the step with "
+            r"eqx\.filter_jit in place of jax\.jit",
+        ),
+        (with_jit, TraceError, r"step at test_eqx\.py:\d+ .* eqx\.filter_jit in place of jax\.jit"),
+    ],
+)
+def test_gradients_of_modules_name_those_of_equinox(both: Any, error: Any, text: str) -> None:
+    def step(model: Any, x: Any) -> Any:
+        value, grads = both(model, x)
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), value
+
+    # An activation under jax.jit, as many functions of jax.nn are.
+    model = eqx.nn.MLP(8, 8, 8, 2, activation=jax.nn.gelu, key=jax.random.key(0))
+    parallel = mw.eqx.parallelize(
+        step, method=mw.Auto(stages=2), cluster=mw.Cluster.virtual("2 cpu"), num_microbatches=2
+    )
+    with pytest.raises(error, match=text):
+        parallel.plan(model, X)

@@ -14,6 +14,7 @@ from doubles.golden_plans import golden_plan
 from doubles.pipelines import pipeline, with_memory
 from meshwise.cli import main
 from meshwise.cli.option_names import shown as with_option_names
+from meshwise.report.schedules import elsewhere_text
 from meshwise.units import GIB
 
 
@@ -22,8 +23,8 @@ def plan() -> mw.Plan:
     return golden_plan("product-priced")
 
 
-def text_of(plan: mw.Plan) -> str:
-    return with_option_names(plan, "plan").explain()
+def text_of(plan: mw.Plan, *, full: bool = False) -> str:
+    return with_option_names(plan, "plan").explain(full=full) + elsewhere_text(plan)
 
 
 def test_a_file_as_text_and_as_json(plan: mw.Plan, tmp_path: Path) -> None:
@@ -51,6 +52,17 @@ def test_a_pipeline_as_text_and_as_json(tmp_path: Path) -> None:
     data = json.loads(CliRunner().invoke(main, ["explain", str(path), "--json"]).output)
     assert data["gap"] == plan.gap
     assert [s["peak_bytes"] for s in data["stages"]] == [s.peak_bytes for s in plan.stages]
+
+
+def test_the_full_text_has_every_layer() -> None:
+    plan = pipeline(4, 16, "2x p3.16xlarge")
+    full = CliRunner().invoke(main, ["explain", "-", "--full"], input=plan.to_json())
+    assert (full.exit_code, full.output) == (0, text_of(plan, full=True))
+    assert "layer 7 in stage 2" in full.output
+    assert "layer 7 in stage 2" not in text_of(plan)
+    both = CliRunner().invoke(main, ["explain", "-", "--full", "--json"], input=plan.to_json())
+    assert both.exit_code == 2
+    assert "leave --full out" in both.output
 
 
 def test_what_does_not_fit_is_said_first_in_red(plan: mw.Plan) -> None:

@@ -66,8 +66,15 @@ def test_changes_are_simulated(file: str) -> None:
     )  # fmt: skip
     assert run.exit_code == 0, run.output
     assert "32 micro-batches, schedule gpipe" in run.output
-    assert "plan with --microbatches 32" in run.output
-    assert "are here on A100-SXM4-80GB" in run.output
+    # What was taken for granted stands above the number, and beside it.
+    assert run.output.startswith(
+        "note: times and bytes of a micro-batch are those of the plan's 16 "
+    )
+    above = " ".join(run.output[: run.output.index("32 micro-batches, schedule")].split())
+    assert "plan with --microbatches 32" in above
+    assert "are here on A100-SXM4-80GB" in above
+    told = " ".join(run.output.split())
+    assert "(simulated; times and bytes of 16 micro-batches carried over to 32)" in told
     assert max(map(len, run.output.splitlines())) <= 100
 
 

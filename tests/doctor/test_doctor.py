@@ -214,7 +214,7 @@ BROKEN = (*SOUND, Finding(what="jax", status="broken", found="0.1", remedy="pip 
 def test_the_exit_code_says_whether_something_is_broken(
     findings: tuple[Finding, ...], code: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(doctor_module, "checkup", lambda: findings)
+    monkeypatch.setattr(doctor_module, "checkup", lambda _: findings)
     shown = CliRunner().invoke(main, ["doctor"])
     assert shown.exit_code == code
     assert "ok      Python" in shown.stdout

@@ -93,6 +93,10 @@ def of_equinox() -> Any:
     return eqx_step, create_modules, batch
 
 
+def loss_before() -> Any:
+    return (lambda state, batch: told_step(state, batch)[::-1]), create, batch
+
+
 def loss_before_equinox() -> Any:
     eqx_step, create_modules, batch = of_equinox()
     return (lambda state, batch: eqx_step(state, batch)[::-1]), create_modules, batch
@@ -236,3 +240,7 @@ def unnamed_loss() -> Any:
 
 def loss_and_more() -> Any:
     return (lambda state, batch: (state, (jnp.float32(0), {}))), create, batch
+
+
+def unequal_rows() -> Any:
+    return step, create, lambda n: {**batch(n), "y": batch(n)["y"][:10]}

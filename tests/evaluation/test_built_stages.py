@@ -124,7 +124,7 @@ def test_least_sum_of_runs_that_hold_every_layer():
 @pytest.mark.parametrize(
     ("given", "num_stages", "remedy"),
     [
-        (problem(num_layers=2), 3, "ask for at most 2 stages, or for more layers"),
+        (problem(num_layers=2), 3, "ask for at most 2 stages"),
         (problem(num_layers=6, num_devices=4), 5, "ask for at most 4 stages"),
         (problem(num_layers=1, num_devices=4, use_all_devices=True), None, "devices may stay idle"),
     ],

@@ -8,16 +8,17 @@ import random
 import pytest
 
 from doubles.graph_builders import Builder, perceptron, random_graph
+from doubles.pipelines import pipeline
 from doubles.random_decision import random_decision
 from meshwise.cluster.cpu import cpu_cluster
-from meshwise.graph.layout import parse_layout
+from meshwise.graph.layout import Layout, parse_layout
 from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.flop import Replicated
 from meshwise.plan.counts.work import DecidedProgram, work_of
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.one_program import program_stage
 from meshwise.plan.plan import Plan
-from meshwise.plan.text.columns import WIDTH, layout_spec, shortened, table
+from meshwise.plan.text.columns import WIDTH, layout_spec, table
 from meshwise.plan.text.explain import explain
 from meshwise.units import bytes_text, flop_text, seconds_text
 
@@ -136,11 +137,11 @@ def test_a_plan_that_does_not_fit_says_so_first():
 def test_equal_layers_share_a_row_with_their_layout_and_bytes():
     graph, decision = layers(3)
     rows = section(explain(plan_of(graph, decision)), "Arguments")
-    assert rows[2].split("  ")[0] == "batch.x"
+    assert [row.split("  ")[0] for row in rows[2:]] == ["params.layer_{0-2}.kernel", "batch.x"]
     kernels = [row for row in rows if "kernel" in row]
     assert len(kernels) == 1
     assert kernels[0].split() == [
-        "params.layer_*.kernel",
+        "params.layer_{0-2}.kernel",
         "3",
         "float32[64,64]",
         "P((x,",
@@ -222,9 +223,9 @@ def test_the_number_of_an_argument_keeps_rows_apart():
     decision = GraphDecision(inputs=(parse_layout("R R"),) * 5, operators=(), outputs=())
     rows = section(explain(plan_of(g.graph([]), decision)), "Arguments")
     assert [row.split()[:2] for row in rows[2:]] == [
-        ["0/layer_*/w", "2"],
+        ["0/layer_{0-1}/w", "2"],
+        ["12/layer_{0,3}/w", "2"],
         ["1/layer_0/w", "1"],
-        ["12/layer_*/w", "2"],
     ]
 
 
@@ -246,53 +247,86 @@ def test_lines_keep_to_the_width(seed):
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_many_rows_end_with_how_many_more():
-    g = Builder()
-    names = [f"a{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(100)]
-    for name in names:
-        g.input(4, 4, name=name)
-    graph = g.graph([])
-    decision = GraphDecision(inputs=(parse_layout("R R"),) * 100, operators=(), outputs=())
-    rows = section(explain(plan_of(graph, decision)), "Arguments")
-    assert len(rows) == 2 + 60 + 1
-    assert rows[-1] == "... and 40 more"
-
-
 def test_the_largest_of_many_arguments_are_told():
     g = Builder()
-    names = [f"a{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(100)]
+    names = [f"{chr(97 + i // 26)}{'/a' * i}" for i in range(100)]
     for name in names:
         g.input(4, 4, name=name)
-    g.input(64, 64, name="largest")
+    g.input(40, 10, name="largest")
     graph = g.graph([])
     decision = GraphDecision(inputs=(parse_layout("R R"),) * 101, operators=(), outputs=())
-    rows = section(explain(plan_of(graph, decision)), "Arguments")
-    assert [row.split()[0] for row in rows[2:4]] == ["largest", "aaa"]
+    plan = plan_of(graph, decision)
+    rows = section(explain(plan), "Arguments")
+    assert len(rows) == 2 + 30 + 1
+    assert rows[2].startswith("largest ")
+    assert rows[-1] == "71 more in the full text (56.8% of the bytes)"
+    assert len(section(explain(plan, full=True), "Arguments")) >= 2 + 101
 
 
-def test_a_place_that_is_too_long_keeps_its_source_line():
-    place = "dot_general at some_model.py:120:17 (Transformer.__call__.attention)"
-    assert shortened(place, 40) == "dot_general at some_model.py:120:17"
-    assert shortened(place, 30).endswith("120:17")
-    assert shortened(place, len(place)) == place
-
-
-def test_stages_are_told_apart():
+def two_stages(changed_count=1):
     graph, decision = layers(1)
     plan = plan_of(graph, decision)
-    both = dataclasses.replace(
-        plan,
-        collectives=(
-            *plan.collectives,
-            *(dataclasses.replace(c, stage=1) for c in plan.collectives),
-        ),
+    collectives = (
+        *plan.collectives,
+        *(dataclasses.replace(c, stage=1, count=changed_count) for c in plan.collectives),
     )
-    text = explain(staged(both, plan.stages * 2))
-    assert "Dense products and convolutions, stages 0-1" in text
-    rows = section(text, "Collectives in a step")
-    assert [row.split("  ")[0] for row in rows[2:4]] == [
-        "all-gather, stage 0",
-        "all-gather, stage 1",
+    return staged(dataclasses.replace(plan, collectives=collectives), plan.stages * 2)
+
+
+def test_equal_stages_share_rows():
+    text = explain(two_stages())
+    dense = section(text, "Dense products and convolutions, of each stage alone")
+    assert [row.split()[3:5] for row in dense[2:]] == [["0-1", "1"]]
+    rows = section(text, "Collectives in a step, of each stage alone")
+    assert [row.split()[:6] for row in rows[2:]] == [
+        ["all-gather", "0-1", "x", "y", "4", "1"],
+        ["all", "all", "together", "2", "32", "KiB"],
+    ]
+
+
+def test_stages_that_differ_show_the_least_and_the_most():
+    rows = section(explain(two_stages(3)), "Collectives in a step, of each stage alone")
+    assert rows[2].split()[:8] == ["all-gather", "0-1", "x", "y", "4", "1-3", "16-48", "KiB"]
+    assert rows[-1].startswith("two numbers: the least and the most")
+    full = section(explain(two_stages(3), full=True), "Collectives in a step, stage by stage")
+    assert [row.split()[:2] for row in full[2:]] == [
+        ["all-gather", "1"],
+        ["all-gather", "0"],
+        ["all", "all"],
+    ]
+
+
+def test_equal_layers_in_equal_stages_are_a_short_text():
+    plan = pipeline(8, 32, "2x p3.16xlarge", layers_a_stage=6)
+    text = explain(plan)
+    assert len(text.splitlines()) <= 70
+    rows = section(text, "State of layers 0-47, mesh 2x1")
+    assert [row for row in rows if "block_{0-47}/mlp/up/kernel" in row]
+    assert [row for row in rows if "block_{0,47}/embedding/table" in row and row.endswith(" 0, 47")]
+    full = explain(plan, full=True)
+    for layer in range(48):
+        assert f"\nlayer {layer} in stage {layer // 6}, mesh 2x1\n" in full
+        assert f"0/opt/nu/block_{layer}/norm/scale" in full
+
+
+def test_a_layer_with_another_layout_has_rows_of_its_own():
+    plan = pipeline(2, 8, layers_a_stage=3)
+    stage = plan.stages[0]
+    first, *others = stage.layers[1].arguments
+    changed = dataclasses.replace(
+        stage.layers[1],
+        arguments=(dataclasses.replace(first, layout=Layout(((), (), (1,)))), *others),
+    )
+    stages = (
+        dataclasses.replace(stage, layers=(stage.layers[0], changed, stage.layers[2])),
+        plan.stages[1],
+    )
+    rows = explain(dataclasses.replace(plan, stages=stages)).splitlines()
+    query = [row.split() for row in rows if "query" in row]
+    assert [(row[0], row[-1]) for row in query] == [
+        ("0/opt/{mu,nu}/block_{0-5}/attention/query/kernel", "0-5"),
+        ("0/params/block_{0,2-5}/attention/query/kernel", "2-5"),
+        ("0/params/block_1/attention/query/kernel", "1"),
     ]
 
 
@@ -307,12 +341,6 @@ def test_stages_are_told_apart():
 )
 def test_layouts_with_names_of_axes(layout, text):
     assert layout_spec(parse_layout(layout), ("x", "y")) == text
-
-
-def test_shortened_text_keeps_both_ends():
-    assert shortened("abcdefghij", 10) == "abcdefghij"
-    assert shortened("abcdefghijk", 9) == "abc...ijk"
-    assert len(shortened("abcdefghijk", 8)) == 8
 
 
 def test_numbers_are_never_shortened():

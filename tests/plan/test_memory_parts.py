@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+import meshwise as mw
 from doubles.golden_plans import golden_plan
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.plan.text.memory_parts import filled_memory
@@ -26,8 +29,28 @@ def test_every_byte_of_the_peak_is_said_once() -> None:
     assert by_role["activations"].count == stage.in_flight
     assert by_role["activations"].num_bytes == stage.in_flight * stage.microbatch_bytes
     assert by_role["temporary"].num_bytes == stage.temporary_bytes
+    assert stage.gradient_bytes is not None
+    assert by_role["gradients"].num_bytes == stage.gradient_bytes
+    assert "gradients and prepared" not in by_role
+    # Adam holds for each parameter two moments and, while micro-batches run, one sum.
+    (parameters,) = [part for part in filled.parts if part.where == "0/0"]
+    assert stage.gradient_bytes == parameters.num_bytes
     state = sum(part.count for part in filled.parts if part.role == "input")
     assert state == len(stage.arguments)
+
+
+def test_older_files_do_not_tell_gradients_from_gathered_weights() -> None:
+    stages = tuple(dataclasses.replace(stage, gradient_bytes=None) for stage in PLAN.stages)
+    plan = dataclasses.replace(PLAN, stages=stages)
+    assert "gradient_bytes" not in plan.to_json()
+    assert mw.Plan.from_json(plan.to_json()) == plan
+    filled, known = filled_memory(plan), filled_memory(PLAN)
+    assert filled is not None
+    assert known is not None
+    (both,) = [part for part in filled.parts if part.role == "gradients and prepared"]
+    apart = [part for part in known.parts if part.role in ("gradients", "prepared")]
+    assert both.num_bytes == sum(part.num_bytes for part in apart)
+    assert "gradient sums; weights gathered or cast once a step" in plan.explain()
 
 
 def test_text_and_page_say_it_with_equal_words() -> None:

@@ -98,7 +98,7 @@ def test_a_gpt_is_evaluated_where_it_is_trained() -> None:
     # The head is the transposed embedding.
     embedding = "0/0/token_embedding/embedding"
     assert plan.warnings == (f"{embedding} is sent from stage 0 to stage 1 in each call",)
-    assert "Dense products and convolutions, stage 1" in str(plan)
+    assert "Dense products and convolutions, of each stage alone" in str(plan)
     expected = quick_jit(evaluate_gpt)(host_state(state), batch)
     for rows in (batch, jax.tree.map(np.asarray, batch)):
         found = evaluation(state, rows)

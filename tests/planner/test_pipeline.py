@@ -160,7 +160,11 @@ def test_a_batch_of_different_sizes_is_refused() -> None:
         "y": jax.ShapeDtypeStruct((2,), jnp.float32),
     }
     request = PipelineRequest(cluster=CLUSTER)
-    with pytest.raises(TraceError, match="batch sizes"):
+    told = (
+        r"batch arguments have different numbers of rows: argument 1\['y'\] has 2 \(dim 0\) where "
+        r"argument 1\['x'\] has 4;"
+    )
+    with pytest.raises(TraceError, match=told):
         plan_pipeline(step, (jnp.ones((3, 3)), batch), {}, SIGNATURE, request)
 
 
@@ -210,7 +214,18 @@ def test_the_command_plans_a_step_of_ones_own(tmp_path: Any) -> None:
     table, end, after = after.partition("</table></div>")
     assert f">{read.schedule}<" in table
     assert end
-    assert before + after == plan_page(shown(read, "plan"))
+    assert before + after == plan_page(shown(read, "plan"), simulated=())
+
+
+@pytest.mark.parametrize("stages", ["1", "2"])
+@pytest.mark.parametrize("made", ["loss_before", "loss_before_equinox"])
+def test_a_loss_before_the_state_is_refused(made: str, stages: str) -> None:
+    step = f"doubles.own_steps:{made}"
+    args = ["--step", step, "--cluster", "1x p3.8xlarge", "--stages", stages]
+    run = CliRunner().invoke(plan_command, args)
+    assert run.exit_code == 1
+    text = f"--step {step}: the step returns (loss, state); return (state, loss)"
+    assert str(run.exception) == text
 
 
 @pytest.mark.parametrize(

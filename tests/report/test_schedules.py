@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+
+from click.testing import CliRunner
 
 from doubles.golden_plans import golden_plan
+from doubles.pipelines import pipeline
+from meshwise.cli import main
 from meshwise.report.html.page import plan_page
-from meshwise.report.schedules import schedules_text
+from meshwise.report.schedules import elsewhere_text, schedules_text
 from meshwise.simulate.simulated_plan import SimulatedPlan, best_by_schedule
 
 SLOW = SimulatedPlan(
@@ -30,6 +35,21 @@ def test_text_and_page_show_the_best_of_each() -> None:
     page = plan_page(golden_plan("gpt-two-stages"), simulated=best)
     assert "<h2>Best plan by schedule</h2>" in page
     assert ">zb-h1<" in page
+
+
+def test_a_plan_alone_says_where_the_table_is(tmp_path: Path) -> None:
+    plan = pipeline(4, 16, "2x p3.16xlarge")
+    assert plan.tried
+    assert "`meshwise plan` prints the best of each schedule" in plan_page(plan)
+    assert "left: `meshwise plan`" not in plan_page(plan, simulated=())
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+    told = CliRunner().invoke(main, ["explain", str(file)]).output
+    assert "\nBest plan by schedule\n" in told
+    assert "`meshwise plan` prints the best of each schedule" in " ".join(told.split())
+    one_mesh = golden_plan("product-priced")
+    assert "Best plan by schedule" not in plan_page(one_mesh)
+    assert elsewhere_text(one_mesh) == ""
 
 
 def test_one_schedule_needs_no_table() -> None:

@@ -21,7 +21,9 @@ def apart() -> Plan:
 
 def test_the_text_says_what_waits() -> None:
     assert "gradients of weights apart" not in PLAIN.explain()
-    lines = apart().explain().splitlines()
+    text = apart().explain()
+    assert "each holds: bytes of a device for a micro-batch" in text
+    lines = text.splitlines()
     at = lines.index("gradients of weights apart")
     assert lines[at + 1].split("  ")[0].strip() == "stage"
     assert lines[at + 3].split() == ["0", "8", "ms", "0", "2", "256", "MiB"]

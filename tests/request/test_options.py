@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh
 
 import meshwise as mw
 from meshwise.cluster.cpu import cpu_cluster
@@ -219,18 +220,34 @@ def test_the_shape_of_a_mesh_may_be_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
+    ("name", "value", "meant"),
     [
-        ("memory", "did you mean memory_bytes?"),
-        ("microbatches", "did you mean num_microbatches?"),
-        ("stages", "it goes to the method, as method=mw.Auto(stages=...)"),
-        ("mesh_shape", "it goes to the method, as method=mw.IntraOp(mesh_shape=...)"),
-        ("tp", "it goes to the method, as method=mw.Megatron(tp=...)"),
-        ("zzz", "it has cluster, method, num_microbatches, "),
+        ("memory", 2, "did you mean memory_bytes?"),
+        ("microbatches", 2, "did you mean num_microbatches?"),
+        ("stages", 2, "it goes to the method, as method=mw.Auto(stages=2)"),
+        ("mesh_shape", (2, 4), "it goes to the method, as method=mw.IntraOp(mesh_shape=(2, 4))"),
+        ("mesh_shape", {}, "it goes to the method, as method=mw.IntraOp(mesh_shape=...)"),
+        ("tp", 2, "it goes to the method, as method=mw.Megatron(tp=2)"),
+        (
+            "mesh",
+            (2, 4),
+            "the shape of a mesh goes to the method, as method=mw.IntraOp(mesh_shape=(2, 4))",
+        ),
+        (
+            "mesh",
+            AbstractMesh((2, 4), ("data", "model")),
+            "the shape of a mesh goes to the method, as method=mw.IntraOp(mesh_shape=(2, 4))",
+        ),
+        (
+            "mesh",
+            "2x4",
+            "the shape of a mesh goes to the method, as method=mw.IntraOp(mesh_shape=(2, 4))",
+        ),
+        ("zzz", 2, "it has cluster, method, num_microbatches, "),
     ],
 )
-def test_options_that_there_are_not(name: str, meant: str) -> None:
-    options: dict[str, Any] = {name: 2}
+def test_options_that_there_are_not(name: str, value: Any, meant: str) -> None:
+    options: dict[str, Any] = {name: value}
     for make in (mw.parallelize, mw.nnx.parallelize):
         with pytest.raises(TypeError) as caught:
             make(step, **options)

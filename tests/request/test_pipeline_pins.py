@@ -234,7 +234,7 @@ def test_pins_that_leave_too_little_memory_are_named(kib: int, named: list[str])
     [
         pytest.param(
             {"memory_bytes": 34 * 1024},
-            "there is a pipeline with twice the hosts",
+            "there is a pipeline with .*twice the hosts",
             marks=pytest.mark.slow,
         ),
         (
@@ -277,6 +277,42 @@ def test_a_number_of_stages_that_cannot_be_is_refused_before_planning(
 
 
 @pytest.mark.parametrize(
+    ("blocks", "told"),
+    [
+        (1, "2 layers cannot be cut .*: ask for at most 2 stages$"),
+        (3, r"6 layers cannot be cut .*: ask for at most 4 stages \(schedules with several stages"),
+    ],
+)
+def test_the_number_of_stages_that_is_named_can_be_had(blocks: int, told: str) -> None:
+    """Blocks repeat, but stages may lie inside of them; there are four devices."""
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            x = batch
+            for first, second in weights:
+                x = x + jnp.tanh(x @ first) @ second
+            return jnp.mean(x**2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, grads), loss
+
+    spec = jax.ShapeDtypeStruct
+    weights = [(spec((64, 256), jnp.float32), spec((256, 64), jnp.float32))] * blocks
+    args = weights, spec((32, 64), jnp.float32)
+
+    def planned_as(num_stages: int) -> Plan:
+        request = PipelineRequest(
+            cluster=CLUSTER, num_stages=num_stages, num_microbatches=(4,), schedules=(ONE_F_ONE_B,)
+        )
+        return plan_pipeline(step, args, {}, SIGNATURE, request).plan
+
+    with pytest.raises(InfeasibleError, match=told) as caught:
+        planned_as(50)
+    most = int(re.findall(r"at most (\d+) stages", str(caught.value))[-1])
+    assert len(planned_as(most).stages) == most
+
+
+@pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"num_microbatches": (7,)}, "not divisible by num_microbatches=7"),
@@ -296,6 +332,72 @@ def test_what_no_memory_helps_is_not_searched_again(changes: dict[str, Any], tol
 def test_an_axis_that_no_mesh_has_is_refused_before_planning() -> None:
     with pytest.raises(PinError, match=r"names axis 'z', the meshes have \['x', 'y'\]; use one"):
         planned({MIDDLE: "P(z)", "stages": 1})
+
+
+@pytest.mark.parametrize(
+    ("pins", "text"),
+    [
+        (
+            {MIDDLE: P("x", None, None)},
+            "pin '0/1': P('x', None, None) has 3 dims, but 0/1 has shape [64, 64], 2 dims; give at "
+            "most so many entries, or a pattern that does not match it",
+        ),
+        (
+            {"activation:hid*": P("x", None, None)},
+            "pin 'activation:hid*': P('x', None, None) has 3 dims, but activation:hidden has shape "
+            "[32, 64], 2 dims; give at most so many entries, or a pattern that does not match it",
+        ),
+        (
+            {MIDDLE: P("x", "x")},
+            "pin '0/1': P('x', 'x') uses axis 'x' twice; an axis splits at most one dim of a "
+            "tensor, and once",
+        ),
+        (
+            {"1/odd": P(None, "x")},
+            "pin '1/odd': P(None, 'x') divides 1/odd of shape [32, 11] on no mesh of the cluster "
+            "where 'x' is larger than 1: {'x': 2}, {'x': 2, 'y': 2}, {'x': 4}; pin another dim, "
+            "pad this one, or take 'x' out of the pin",
+        ),
+    ],
+)
+def test_pins_that_no_mesh_keeps_are_refused_before_planning(pins: Any, text: str) -> None:
+    step, state, batch = make_step(3)
+    batch["odd"] = jax.ShapeDtypeStruct((32, 11), jnp.float32)
+    said: list[str] = []
+    request = PipelineRequest(cluster=CLUSTER, num_layers=3, num_microbatches=(4,), pins=pins)
+    with pytest.raises(PinError) as caught:
+        plan_pipeline(step, (state, batch), {}, SIGNATURE, request, said.append)
+    assert str(caught.value) == text
+    assert not any("bounds" in line for line in said)
+
+
+def test_pins_of_a_stack_are_checked_against_its_layers() -> None:
+    """Three layers lie in one array, of which no axis divides the first dim."""
+
+    def step(weights: Any, batch: Any) -> Any:
+        def loss_fn(weights: Any) -> Any:
+            x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch, weights)
+            return jnp.mean(x**2)
+
+        loss, grads = mw.value_and_grad(loss_fn)(weights)
+        return weights - 0.1 * grads, loss
+
+    args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 64, 64), (32, 64)))
+    pins = {"0*": P("x", None), "stages": 1}
+    request = PipelineRequest(cluster=CLUSTER, num_microbatches=(4,), pins=pins)
+    plan = plan_pipeline(step, (*args,), {}, SIGNATURE, request).plan
+    layouts = {x.name: x.layout.dims for stage in plan.stages for x in stage.arguments}
+    assert [layouts[f"0[{n}]"] for n in range(3)] == [((0,), ())] * 3
+
+
+def test_an_axis_of_size_1_keeps_every_pin_where_it_is_asked_for() -> None:
+    step, state, batch = make_step(3)
+    state = [jax.ShapeDtypeStruct((11, 64), jnp.float32), *state[1:]]
+    batch["x"] = jax.ShapeDtypeStruct((32, 11), jnp.float32)
+    pins = {"0/0": P("x", None), "stages": 3, "submesh.0": "1x1"}
+    request = PipelineRequest(cluster=CLUSTER, num_layers=3, num_microbatches=(4,), pins=pins)
+    plan = plan_pipeline(step, (state, batch), {}, SIGNATURE, request).plan
+    assert plan.stages[0].mesh.num_devices == 1
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,13 @@ import logging
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
 from doubles.perceptron import perceptron
+from meshwise.cluster.cpu import cpu_cluster
 from meshwise.system.progress import say, shown, told_if_slow
 
 
@@ -45,8 +48,28 @@ def test_parallelize_logs_what_it_plans(caplog: pytest.LogCaptureFixture) -> Non
         cluster = mw.Cluster.virtual("2x p3.2xlarge")
         mw.parallelize(step, method=method, cluster=cluster, num_microbatches=2).plan(state, batch)
     lines = [record.getMessage() for record in caplog.records]
-    assert "B=1: on the meshes 4, 2x2" in lines
-    assert "tracing" in lines
+    assert lines[:6] == [
+        "tracing",
+        "B=1: on the meshes 4, 2x2",
+        "mesh 4 (1 of 2): choices and costs",
+        "mesh 2x2 (2 of 2): choices and costs",
+        "mesh 4 (1 of 2): searching",
+        "mesh 2x2 (2 of 2): searching",
+    ]
+    assert lines[6].startswith("counting and verifying the plan on the mesh ")
+    assert lines[7] == "tracing"
+
+
+def test_a_call_logs_that_it_compiles(caplog: pytest.LogCaptureFixture) -> None:
+    step, state, batch = perceptron((8, 16, 8), 8)
+    args = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state, batch))
+    parallel = mw.parallelize(step, cluster=cpu_cluster(2))
+    with caplog.at_level(logging.INFO, logger="meshwise"):
+        state, _ = parallel(*args)
+        lines = [record.getMessage() for record in caplog.records]
+        assert lines[-1] == "compiling step"
+        parallel(state, args[1])
+    assert len(caplog.records) == len(lines)
 
 
 def test_what_takes_long_says_once_how_progress_is_seen(caplog: pytest.LogCaptureFixture) -> None:

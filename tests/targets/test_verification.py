@@ -345,6 +345,9 @@ def test_the_recommended_pool_holds_what_is_usable(target: CompileTarget) -> Non
         programs=(),
         collectives=(),
     )
+    rows = [line.split()[:2] for line in found.explain().splitlines()]
+    assert ["mesh", "target"] in rows
+    assert ["stage", "target"] not in rows
     fractions = re.findall(r"XLA_PYTHON_CLIENT_MEM_FRACTION=(0\.\d{4})\.", found.explain())
     if target.platform != "cuda":
         assert not fractions

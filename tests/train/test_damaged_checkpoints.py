@@ -272,6 +272,53 @@ def test_users_of_orbax_get_the_same_protection(tmp_path: Path) -> None:
             manager.restore(1, args=ocp.args.PyTreeRestore(tree, how))
 
 
+def test_a_folder_without_a_manager_is_restored(tmp_path: Path) -> None:
+    tree = {"w": jnp.arange(512.0), "n": np.arange(3)}
+    how = ocp.checkpoint_utils.construct_restore_args(tree)
+    folder = tmp_path / "alone"
+    with ocp.Checkpointer(mw.checkpoint_handler()) as checkpointer:
+        checkpointer.save(folder, args=ocp.args.PyTreeSave(tree))
+        args = ocp.args.PyTreeRestore(tree, restore_args=how)
+        found = checkpointer.restore(folder, args=args)
+        assert jax.tree.all(jax.tree.map(np.array_equal, found, tree))
+        # What was saved before has a checksum of the file that Orbax writes again.
+        sums = json.loads((folder / "checksums.json").read_text())
+        sums["files"]["_CHECKPOINT_METADATA"] = [1, 2]
+        (folder / "checksums.json").write_text(json.dumps(sums))
+        checkpointer.restore(folder, args=args)
+        flip(max(folder.rglob("d/*"), key=lambda file: file.stat().st_size))
+        with pytest.raises(CheckpointError, match=r"is damaged: .* checksum differs"):
+            checkpointer.restore(folder, args=args)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Indexed:
+    """A node whose children have the indices that it is given."""
+
+    def __init__(self, indices: tuple[int, ...], children: list[Any]) -> None:
+        self.indices, self.children = indices, children
+
+    def tree_flatten_with_keys(self) -> Any:
+        keys = map(jax.tree_util.SequenceKey, self.indices)
+        return list(zip(keys, self.children, strict=True)), self.indices
+
+    @classmethod
+    def tree_unflatten(cls, indices: tuple[int, ...], children: Any) -> Indexed:
+        return cls(indices, list(children))
+
+
+@pytest.mark.parametrize("indices", [(0, 1), (1, 0), (0, 5), (10, 2, 1)])
+def test_nodes_of_some_indices_are_restored(tmp_path: Path, indices: tuple[int, ...]) -> None:
+    tree = {"node": Indexed(indices, [jnp.full(3, n) for n in indices]), "w": jnp.arange(4)}
+    how = ocp.checkpoint_utils.construct_restore_args(tree)
+    with ocp.CheckpointManager(tmp_path, item_handlers=mw.checkpoint_handler()) as manager:
+        manager.save(1, args=ocp.args.PyTreeSave(tree))
+        manager.wait_until_finished()
+        found = manager.restore(1, args=ocp.args.PyTreeRestore(tree, restore_args=how))
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, tree))
+
+
 def test_what_lies_in_the_memory_of_the_host_is_restored_there(tmp_path: Path) -> None:
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     there = jax.sharding.NamedSharding(

@@ -177,7 +177,8 @@ def test_the_seed_makes_the_first_state(options: TrainOptions) -> None:
         ("three_results", "the step must return (state, loss), and returns tuple of 3"),
         ("other_dtype", "state['opt'][0].count is int32[] before, bfloat16[] after"),
         ("less_state", "state['opt'][0].count is int32[] before, not there after"),
-        ("loss_before_equinox", "state[0].layers[0].weight is float32[8, 8] before, not there"),
+        ("loss_before", "the step returns (loss, state); return (state, loss)"),
+        ("loss_before_equinox", "the step returns (loss, state); return (state, loss)"),
         ("other_types", "the step must return a state of the same types as it takes it"),
         ("loss_of_each_row", "the loss must be a real scalar, and is float32[16]; as jnp.mean"),
         ("whole_loss", "the loss must be a real scalar, and is int32[]"),
@@ -190,6 +191,16 @@ def test_what_cannot_be_trained_is_refused(options: TrainOptions, name: str, mes
     with pytest.raises(TraceError, match=re.escape(message)) as caught:
         run_training(replace(options, step=step), JitStep, Recorder())
     assert str(caught.value).startswith(f"--step {step}: ")
+
+
+def test_a_batch_of_different_numbers_of_rows_is_refused(options: TrainOptions) -> None:
+    told = (
+        r"step cannot be traced \(own_steps.py:\d+ \(loss_fn\): sub got incompatible shapes .*, "
+        r"and its batch arguments have different numbers of rows: batch\['y'\] has 10 \(dim 0\) "
+        r"where batch\['x'\] has 16; give all the same number of rows"
+    )
+    with pytest.raises(TraceError, match=told):
+        own_training(replace(options, step="doubles.own_steps:unequal_rows"))
 
 
 def test_a_batch_that_is_no_array_is_refused(options: TrainOptions) -> None:

@@ -14,11 +14,13 @@ import math
 import operator
 import os
 import tempfile
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from jax.sharding import AbstractMesh, Mesh
 
 from meshwise.errors import CallError, PinError, TraceError
 from meshwise.jax_compat.jaxprs import PyTree
@@ -409,25 +411,40 @@ def check_folder(folder: object) -> Path:
     return path
 
 
-def refuse_unknown_options(names: Iterable[str], known: Sequence[str]) -> None:
+def refuse_unknown_options(unknown: Mapping[str, object], known: Sequence[str]) -> None:
     """Refuse options that `parallelize` does not have.
 
     Args:
-        names: Names of options that it does not have.
-        known: Those that it has.
+        unknown: Options that it does not have, by name.
+        known: Names of those that it has.
 
     Raises:
         CallError: there is one; it says what may have been meant.
     """
-    for name in names:
+    for name, value in unknown.items():
         for method in (Auto, IntraOp, Megatron):
             if name in {item.name for item in dataclasses.fields(method)}:
-                meant = f"it goes to the method, as method=mw.{method.__name__}({name}=...)"
+                shown = repr(value) if isinstance(value, str | int | tuple) else "..."
+                meant = f"it goes to the method, as method=mw.{method.__name__}({name}={shown:.60})"
                 break
         else:
             near = difflib.get_close_matches(name, known, 1)
             meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        if name == "mesh":
+            meant = (
+                "the shape of a mesh goes to the method, as method=mw.IntraOp(mesh_shape="
+                f"{_mesh_shape(value)})"
+            )
         raise CallError(f"parallelize has no option {name!r}; {meant}")
+
+
+def _mesh_shape(mesh: object) -> tuple[int, ...]:
+    """Return the shape that a user may mean by a mesh; (2, 4) as an example."""
+    if isinstance(mesh, Mesh | AbstractMesh):
+        return tuple(mesh.shape.values())
+    sizes: Any = mesh
+    is_shape = isinstance(mesh, tuple | list) and all(type(size) is int for size in sizes)
+    return tuple(sizes) if is_shape and sizes else (2, 4)
 
 
 def check_options(statistics: object, pins: object, memory_bytes: object) -> None:

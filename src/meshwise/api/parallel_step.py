@@ -74,7 +74,7 @@ from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
-from meshwise.system.progress import told_if_slow
+from meshwise.system.progress import say, told_if_slow
 from meshwise.trace.call import under_mesh
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
@@ -675,6 +675,7 @@ class ParallelStep(PlannedStep):
         from meshwise.runtime.kept_programs import kept_programs
 
         if key not in self._executables:
+            say(f"compiling {self._options.name}")
             with own_context(), kept_programs():
                 self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]

@@ -148,6 +148,14 @@ class Waiting:
         return limit is None or self.free.num_bytes <= limit
 
 
+def _mesh(place: MeshPlace) -> str:
+    return f"mesh {'x'.join(map(str, place.mesh.sizes))}"
+
+
+def _nth(place: MeshPlace, rank: int, count: int) -> str:
+    return f"{_mesh(place)} ({rank + 1} of {count})"
+
+
 class Search:
     """A search that goes on over more places with what it knows.
 
@@ -157,14 +165,19 @@ class Search:
         least_s: No plan costs less, whatever the memory.
     """
 
-    def __init__(self, flat: Collection[tuple[int, ...]] = ()) -> None:
+    def __init__(
+        self,
+        flat: Collection[tuple[int, ...]] = (),
+        report: Callable[[str], object] = lambda _: None,
+    ) -> None:
         """Begin a search.
 
         Args:
             flat: Shapes of meshes; where one of them is searched, methods that treat all axes alike
                 are tried on these only.
+            report: Is told of progress.
         """
-        self._flat = flat
+        self._flat, self._report = flat, report
         self.best: FoundOnMesh | None = None
         # No plan that fits costs less, whatever the place.
         self._bound_s = math.inf
@@ -188,6 +201,7 @@ class Search:
         self.num_places += len(places)
         waiting: list[Waiting] = []
         for number, place in enumerate(places, first):
+            self._report(f"{_nth(place, number - first, len(places))}: choices and costs")
             try:
                 made = place.prepared()
             except InfeasibleError as error:
@@ -205,12 +219,14 @@ class Search:
 
     def run(self, waiting: Sequence[Waiting]) -> None:
         """Search among all plans of places that are prepared."""
-        for item in waiting:
+        for rank, item in enumerate(waiting):
+            self._report(f"{_nth(item.place, rank, len(waiting))}: searching")
             self._bound_s = min(self._bound_s, self._tried(item))
         promising = [item for item in waiting if not self._is_beaten(item.made.bound_s)]
         if promising and not self._is_optimal():
             flat = {item.number for item in waiting if item.place.mesh.sizes in self._flat}
             for item in sorted(promising, key=lambda item: item.number):
+                self._report(f"{_mesh(item.place)}: plans of {', '.join(BASELINES)}")
                 for name in BASELINES:
                     if not flat or item.number in flat or name not in _FLAT:
                         self._try_method(item.place, item.number, name)

@@ -9,8 +9,9 @@ import click
 
 from meshwise.cli.outputs import echo_text
 from meshwise.errors import PlanError
-from meshwise.plan.text.columns import shortened, with_space_below
+from meshwise.plan.text.columns import with_space_below
 from meshwise.plan.text.device_memory import plan_memory
+from meshwise.plan.text.shortening import told_apart
 from meshwise.report.difference import difference_data, difference_text
 from meshwise.report.plan_diff import plan_differences
 from meshwise.report.plan_file import plan_from_file
@@ -56,7 +57,7 @@ def diff(context: click.Context, a: Path, b: Path, as_json: bool) -> None:
         }
         click.echo(json.dumps(data, indent=1))
     else:
-        names = (shortened(str(a), _LONGEST_NAME), shortened(str(b), _LONGEST_NAME))
+        names = told_apart(str(a), str(b), (_LONGEST_NAME, _LONGEST_NAME))
         plans = zip(names, (first, second), strict=True)
         warning = [
             line for name, plan in plans for line in plan_memory(plan).warning_lines(name) if found

@@ -14,6 +14,7 @@ from meshwise.doctor.finding import Finding, findings_text, is_sound
 from meshwise.hosts.detection import detected_member
 from meshwise.hosts.member import JobMember
 from meshwise.hosts.roll_call import roll_call
+from meshwise.targets.installed import check_compilers
 
 EXAMPLES = """
 \b
@@ -85,7 +86,7 @@ def doctor(
     elif named := [name for name, value in given.items() if value is not None]:
         raise click.UsageError(f"{' and '.join(named)} go with --hosts")
     else:
-        findings = checkup()
+        findings = checkup(check_compilers())
         tell(findings)
     if not is_sound(findings):
         sys.exit(1)

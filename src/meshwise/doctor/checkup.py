@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from meshwise.doctor.finding import Finding
 from meshwise.doctor.jax_probe import ask_both, check_devices, check_virtual
 from meshwise.doctor.machine import (
@@ -15,14 +17,19 @@ from meshwise.doctor.machine import (
 from meshwise.doctor.packages import check_packages, check_python
 
 
-def checkup() -> tuple[Finding, ...]:
-    """Return everything that this installation sees and what is wrong with it."""
+def checkup(compilers: Iterable[Finding] = ()) -> tuple[Finding, ...]:
+    """Return everything that this installation sees and what is wrong with it.
+
+    Args:
+        compilers: What is known of the compilers of devices that are not here.
+    """
     own, virtual = ask_both()
     platform = None if own.data is None else str(own.data["platform"])
     accelerator = check_accelerator(platform)
     return (
         check_python(),
         *check_packages(),
+        *compilers,
         check_devices(own),
         check_virtual(virtual),
         *(() if accelerator is None else (accelerator,)),

@@ -48,6 +48,18 @@ def is_unbound_axis(error: NameError) -> bool:
     return "unbound axis name" in str(error)
 
 
+def is_no_array(error: Exception) -> bool:
+    """Tell whether an error says that a transformation of JAX got what is no array.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Whether it does.
+    """
+    return "not a valid JAX type" in str(error) or "as an abstract array" in str(error)
+
+
 def users_mesh() -> sharding.AbstractMesh:
     """Return the mesh that a user has set, by `jax.set_mesh`; an empty one if there is none."""
     return sharding.get_abstract_mesh()

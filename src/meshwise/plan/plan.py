@@ -15,9 +15,14 @@ from meshwise.units import bytes_text, seconds_text
 class Plan(PlanRecord):
     """A plan for one step, on one mesh or as a pipeline; its fields are those of `PlanRecord`."""
 
-    def explain(self) -> str:
-        """Return the plan as a text of at most 100 columns; it needs nothing but the plan."""
-        return explain(self)
+    def explain(self, *, full: bool = False) -> str:
+        """Return the plan as a text of at most 100 columns; it needs nothing but the plan.
+
+        Args:
+            full: Whether every layer, stage and argument has rows of its own. Else what is equal
+                shares a row, and of long tables the smallest rows are one, or only their number.
+        """
+        return explain(self, full=full)
 
     def __repr__(self) -> str:
         """Return one line: what is planned, where, and what it takes."""

@@ -41,7 +41,8 @@ class WeightGradients:
 
     Attributes:
         seconds: Time of one micro-batch, part of the stage's `backward_s`.
-        held_bytes: For each micro-batch from the gradients of its activations to those of weights.
+        held_bytes: Bytes of one device that a micro-batch holds between the two: from the end of
+            the gradients of its activations to the end of those of weights.
         waiting: Micro-batches between the two at the peak.
     """
 
@@ -73,6 +74,8 @@ class Stage:
         backward_passing: The same of what the next stage sends.
         once_s: Work that runs once a step: gradient synchronisation and update.
         resident_bytes: Held all the time.
+        gradient_bytes: Of these what sums of gradients take; None where there are none, or where
+            that is not told apart, as in older files and in a step that is one program.
         microbatch_bytes: Held for each micro-batch in flight.
         temporary_bytes: On top at the peak.
         in_flight: Its micro-batches in flight at the peak of its mesh.
@@ -110,6 +113,7 @@ class Stage:
     dense: tuple[DenseOperator, ...] = ()
     others: tuple[OtherOperators, ...] = ()
     weights: WeightGradients | None = None
+    gradient_bytes: int | None = None
 
     @property
     def first_layer(self) -> int:

@@ -257,15 +257,19 @@ def _best_plan(
     plain = candidates(step)
     meshes = [c.place.mesh for c in plain]
     say(f"B={num_microbatches}: {_where(meshes, has_padding=False)}")
+    if dims:
+        say(f"B={num_microbatches}: the same with padded dims, too")
     padded = candidates(with_padding(step, dims)) if dims else []
     if not _is_free(method):
         step, plan = _best_of_each([*plain, *padded], len(plain), dims, request)
         return FoundStep(step=step, plan=plan)
-    search = Search(_flat_shapes(cluster))
+    search = Search(_flat_shapes(cluster), say)
     first = search.prepared([c.place for c in plain])
     is_limited = not (first and first[0].fits)
     is_wanted = is_limited or _may_need_rings(step, cluster.num_devices)
     joined = attended(num_microbatches, cluster.num_devices) if is_wanted else None
+    if joined is not None:
+        say(f"B={num_microbatches}: the same with attention as one operator, too")
     joins = [] if joined is None else candidates(joined)
     tried = [*plain, *joins, *padded] if is_limited else [*plain, *padded, *joins]
     if is_limited:
@@ -353,9 +357,13 @@ def _padded(plan: Plan, dims: tuple[PaddedDim, ...], unpadded_s: float | None) -
 
 def _where(meshes: Sequence[LogicalMesh], *, has_padding: bool) -> str:
     """On which meshes the bound of a search holds."""
-    names = ["x".join(map(str, mesh.sizes)) for mesh in meshes]
+    names = [_shape(mesh) for mesh in meshes]
     where = "on this mesh" if len(names) == 1 else f"on the meshes {', '.join(names)}"
     return f"{where}, padded or not" if has_padding else where
+
+
+def _shape(mesh: LogicalMesh) -> str:
+    return "x".join(map(str, mesh.sizes))
 
 
 def _may_pad(method: Method) -> bool:
@@ -409,7 +417,7 @@ class _Candidate:
         place, method = self.place, request.method
         if isinstance(method, (IntraOp, Auto, Follow)):
             # Where the free plan is not proved best, the search tries all named methods too.
-            search = Search()
+            search = Search(report=say)
             search.over([place])
             return self.finished(search.found().result, request)
         result = plan_baseline(
@@ -437,6 +445,7 @@ class _Candidate:
             is_asked = isinstance(request.method, Auto) and request.method.offload
             where = f"{where}, {ALL_IN_HOST if is_asked else SOME_IN_HOST}"
             result = result if is_asked else least_in_host(self.place, result)
+        say(f"counting and verifying the plan on the mesh {_shape(self.place.mesh)}")
         plan = finished_plan(
             self.step, self.place, result, request, cluster=self.cluster, where=where
         )

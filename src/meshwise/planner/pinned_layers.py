@@ -25,7 +25,15 @@ from meshwise.kernels.arrays import Bools
 from meshwise.pieces.neighbours import CrossingNames
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
-from meshwise.request.pins import is_hit, named_operators, pinned, refuse_unmatched
+from meshwise.request.pins import (
+    ACTIVATION,
+    as_pin,
+    check_rank,
+    is_hit,
+    named_operators,
+    pinned,
+    refuse_unmatched,
+)
 from meshwise.trace.layers.layering import Layering
 
 
@@ -36,17 +44,19 @@ class PinnedSource:
         """Find out what is pinned where.
 
         Raises:
-            PinError: a pattern names nothing in the step.
+            PinError: a pattern names nothing in the step, or an activation of fewer dims.
         """
         self.layers = layers
         names = [layers.argument_names(k) for k in range(len(layers.classes))]
-        named = [layers.activation_names(k) for k in range(len(layers.classes))]
-        arguments, activations = layers.split.names, sorted({n for some in named for n in some})
-        for pattern in pins:
-            if not any(is_hit(pattern, name, activation=False) for name in arguments) and not any(
-                is_hit(pattern, name, activation=True) for name in activations
-            ):
+        shapes = [dict(layers.activations(k)) for k in range(len(layers.classes))]
+        arguments, activations = layers.split.names, sorted({n for some in shapes for n in some})
+        for pattern, pin in pins.items():
+            hit = [name for name in activations if is_hit(pattern, name, activation=True)]
+            if not hit and not any(is_hit(pattern, name, activation=False) for name in arguments):
                 refuse_unmatched(pattern, arguments, activations)
+            for name in hit:
+                shape = next(some[name] for some in shapes if name in some)
+                check_rank(pattern, as_pin(pattern, pin), f"{ACTIVATION}{name}", shape)
         first: dict[object, int] = {}
 
         def hits(name: str, activation: bool) -> tuple[object, ...]:
@@ -57,7 +67,7 @@ class PinnedSource:
                 (
                     c,
                     tuple(hits(name, activation=False) for name in names[k]),
-                    tuple(hits(name, activation=True) for name in named[k]),
+                    tuple(hits(name, activation=True) for name in shapes[k]),
                 ),
                 k,
             )

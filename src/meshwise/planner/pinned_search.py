@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.cost_table.variant_costs import VariantCosts, logical_views
+from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import NamedLayers
 from meshwise.inter.search.least_memory import LeastMemory, least_memory, too_little_memory
 from meshwise.inter.search.microbatch_counts import microbatch_counts
@@ -24,7 +24,6 @@ from meshwise.inter.search.search import FoundPipeline, NothingFasterError, sear
 from meshwise.inter.search.search_space import DEAREST, SearchOptions, submeshes_of
 from meshwise.planner.pinned_layers import PinnedCosts
 from meshwise.planner.shared_plans import SharedPlans
-from meshwise.request.pins import meshes_with_axes
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, resolved, with_pins
 from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.trace.layers.layering import Layering
@@ -83,7 +82,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
 
     Raises:
         PlanError: pins contradict each other, the cluster or its memory; they are named.
-        PinError: a pin of a layout names nothing, or an axis that no mesh has.
+        PinError: a pin of a layout names nothing.
         NothingFasterError: nothing that fits takes less than the cutoff.
         InfeasibleError: nothing fits, with or without pins.
     """
@@ -104,8 +103,6 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
         raise PlanError(_contradiction(conflict, cluster, options, count))
     wanted = with_pins(options, pins)
     assert wanted is not None
-    views = [mesh for kind in cluster.submesh_kinds() for mesh in logical_views(kind)]
-    meshes_with_axes(views, layouts_of(pins))
     source, costs = asked.plans.of(layouts_of(pins))
     try:
         found, costs = _search(source, cluster, wanted, asked.report, costs, asked.cutoff_s)

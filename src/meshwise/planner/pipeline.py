@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
+from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, layers_for
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.layer_records import LayerRecords
-from meshwise.inter.cost_table.variant_costs import LayerTimes
+from meshwise.inter.cost_table.variant_costs import LayerTimes, logical_views
 from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.limit.refusal import NoSuchPlanError
@@ -30,7 +31,8 @@ from meshwise.planner.offload import ALL_IN_HOST, possible_offload
 from meshwise.planner.pinned_search import never
 from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
 from meshwise.request.constraints import dropped_in_stages
-from meshwise.request.pipeline_pins import PipelinePin, read_pins
+from meshwise.request.pins import check_arguments
+from meshwise.request.pipeline_pins import PipelinePin, layouts_of, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.attention.replace import with_attention
@@ -38,7 +40,14 @@ from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
 from meshwise.trace.layers.stacks.unstack import unstacked
-from meshwise.trace.step import OpenStep, Statistics, StepSignature, open_step, state_bytes
+from meshwise.trace.step import (
+    OpenStep,
+    Statistics,
+    StepSignature,
+    open_step,
+    state_bytes,
+    unequal_rows,
+)
 from meshwise.units import counted
 
 
@@ -80,17 +89,25 @@ def _layering(
     cut: int | Callable[[OperatorChain], Ranges] | None,
     statistics: Statistics,
     num_stages: int = 1,
+    check: Callable[[OpenStep], object] = lambda _: None,
 ) -> tuple[Layering, float]:
-    sizes = {opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()}
+    rows = {i: (dim, opened.in_avals[i].shape[dim]) for i, dim in opened.batch_dims.items()}
+    sizes = {size for _, size in rows.values()}
     if len(sizes) != 1:
+        unequal = unequal_rows({opened.labels[i]: row for i, row in rows.items()})
         raise TraceError(
-            f"a pipeline runs micro-batch by micro-batch, but the batch arguments have batch "
-            f"sizes {sorted(sizes) or 'none'}; name arguments of one batch with batch_argnums"
+            "a pipeline runs micro-batch by micro-batch, but "
+            + (
+                f"batch arguments have different numbers of rows: {unequal}"
+                if unequal
+                else "no argument is batch data; name the batch arguments with batch_argnums"
+            )
         )
     if 0 in sizes:
         raise TraceError("the batch is empty (0 rows), so it has no micro-batches; pass rows")
     flat = unstacked(opened)
     step = flat.step
+    check(step)
     split = split_step(step.closed, step.batch_dims, step.aliases, step.names)
     chain = chain_of(split)
     numbers = operator_chain(chain)
@@ -131,7 +148,7 @@ def plan_pipeline(
         InfeasibleError: nothing fits; before the step is traced where its state alone does not.
         PlanError: a number of micro-batches does not divide the batch, or pins contradict each
             other, the cluster or its memory.
-        PinError: a pin is not understood or names nothing.
+        PinError: a pin is not understood, names nothing, or can be kept on no mesh.
     """
     pins = read_pins(request.pins)
     whole, request = request, smaller_request(request)
@@ -163,7 +180,7 @@ def plan_pipeline(
                 )
             return checked_hosts(found) if offload else found
 
-        found = _fastest(opened, request, report, searched)
+        found = _fastest(opened, request, report, pins, searched)
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
     dropped = dropped_in_stages(opened.closed)
@@ -182,6 +199,18 @@ def plan_pipeline(
     return replace(found, plan=with_attention_hint(plan, lambda: forward))
 
 
+def _check_pins(pins: Sequence[PipelinePin], cluster: ClusterSpec, opened: OpenStep) -> None:
+    """Check pins of layouts; where a mesh or submesh is asked for, its axes may have size 1."""
+    views = [mesh for kind in cluster.submesh_kinds() for mesh in logical_views(kind)]
+    stages = [pin.stage for pin in pins if pin.stage is not None]
+    check_arguments(
+        layouts_of(pins),
+        [(name, leaf.shape) for name, leaf in zip(opened.names, opened.in_avals, strict=True)],
+        views,
+        divides=all(stage.submesh is None and stage.mesh is None for stage in stages),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CutStep:
     """A step in layers.
@@ -197,9 +226,18 @@ class _CutStep:
     offload: bool | None
 
 
-def _cut(opened: OpenStep, request: PipelineRequest, report: Callable[[str], object]) -> _CutStep:
+def _cut(
+    opened: OpenStep,
+    request: PipelineRequest,
+    report: Callable[[str], object],
+    pins: Sequence[PipelinePin],
+) -> _CutStep:
     layers, flop = _layering(
-        opened, _wanted_layers(request), request.statistics, request.num_stages or 1
+        opened,
+        _wanted_layers(request),
+        request.statistics,
+        request.num_stages or 1,
+        partial(_check_pins, pins, request.cluster),
     )
     for note in layers.ends.notes if layers.ends else ():
         report(note)
@@ -230,6 +268,7 @@ def _fastest(
     opened: OpenStep,
     request: PipelineRequest,
     report: Callable[[str], object],
+    pins: Sequence[PipelinePin],
     searched: Callable[[_CutStep, bool, Callable[[], bool]], PlannedPipeline],
 ) -> PlannedPipeline:
     """Return the fastest pipeline; where nothing fits, of what holds less.
@@ -243,13 +282,14 @@ def _fastest(
         opened: The step.
         request: What is asked.
         report: Is told of progress.
+        pins: What is fixed.
         searched: Plans a step with state in the memory of hosts or not; asks whether its error is
             to say what would help.
 
     Raises:
         InfeasibleError: nothing fits.
     """
-    plain = _cut(opened, request, report)
+    plain = _cut(opened, request, report, pins)
 
     @cache
     def joined() -> _CutStep | None:
@@ -257,7 +297,7 @@ def _fastest(
         if step is None:
             return None
         report("the same with attention as one operator")
-        return _cut(step, request, report)
+        return _cut(step, request, report, pins)
 
     @cache
     def offloaded() -> PlannedPipeline | None:

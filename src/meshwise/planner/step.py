@@ -210,6 +210,7 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
 
     @cache
     def opened() -> OpenStep:
+        say("tracing")
         return open_step(call.fun, call.args, call.kwargs, call.signature)
 
     def traced(step: OpenStep, num_microbatches: int, num_devices: int) -> TracedStep:

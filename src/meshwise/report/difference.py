@@ -71,7 +71,7 @@ def difference_text(found: Sequence[Section], names: tuple[str, str]) -> str:
         header = ["", *names, "change"]
         if all(len(row) > 3 and not row[3] for row in rows):
             header, rows = header[:3], [row[:3] for row in rows]
-        lines += ["", section.title, *table(header, rows, "lllr"[: len(header)])]
+        lines += ["", section.title, *table(header, rows, "lllr"[: len(header)], (1, 2))]
     return "\n".join([*lines[1:], ""]) if lines else ""
 
 

@@ -184,6 +184,7 @@ def _stage(number: int, a: Stage, b: Stage) -> list[Difference]:
         *changed(
             [
                 ("resident", a.resident_bytes, b.resident_bytes),
+                ("sums of gradients", a.gradient_bytes, b.gradient_bytes),
                 ("of a micro-batch", a.microbatch_bytes, b.microbatch_bytes),
                 ("of one until weights", _late(a).held_bytes, _late(b).held_bytes),
                 ("waiting", a.waiting_bytes, b.waiting_bytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.text.columns import WIDTH, table
 from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.units import seconds_text
@@ -14,6 +15,11 @@ NOTE = (
     "Of the plans that were simulated. The search stops with a schedule when it cannot become the "
     "fastest. So a slower schedule may have a better plan than its row, or no row; and a search "
     "for one schedule alone may find another plan."
+)
+# For texts and pages of a plan alone, as one that was read from a file.
+ELSEWHERE = (
+    "A plan does not hold the plans that the search left: `meshwise plan` prints the best of each "
+    "schedule that it simulated, and its --html page has them."
 )
 HEADER = ("schedule", "stages", "micro-batches", "step", "by the formula")
 SIDES = "lrrrr"
@@ -30,6 +36,24 @@ def schedules_text(best: Sequence[SimulatedPlan]) -> str:
     rows = [schedule_row(one) for one in best]
     lines = ["", TITLE, *table(HEADER, rows, SIDES), *textwrap.wrap(NOTE, WIDTH)]
     return "\n".join(lines) + "\n"
+
+
+def elsewhere_text(plan: PlanRecord) -> str:
+    """Return where the table is to be had, with an empty line before it; empty without a search.
+
+    Args:
+        plan: A plan alone; of one mesh, of a single schedule and of fixed stages there is no table.
+    """
+    return "\n".join(["", TITLE, *textwrap.wrap(ELSEWHERE, WIDTH), ""]) if has_search(plan) else ""
+
+
+def has_search(plan: PlanRecord) -> bool:
+    """Return whether a search chose the stages, so that there may have been several schedules.
+
+    Args:
+        plan: The plan.
+    """
+    return plan.schedule != ONE_PROGRAM and bool(plan.tried)
 
 
 def schedule_row(one: SimulatedPlan) -> tuple[str, ...]:

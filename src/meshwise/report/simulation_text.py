@@ -25,7 +25,9 @@ def device_flop_per_s(plan: Plan, simulation: Simulation) -> float:
 
 
 def simulation_text(plan: Plan, simulation: Simulation) -> str:
-    """Return what a simulation found, as text; one that does not fit says so first.
+    """Return what a simulation found, as text; what was taken for granted stands first.
+
+    A plan that does not fit says that before.
 
     Args:
         plan: The plan that was simulated.
@@ -37,15 +39,17 @@ def simulation_text(plan: Plan, simulation: Simulation) -> str:
     timeline, what = simulation.timeline, simulation.of_timeline
     seconds = timeline.step_time_s
     busy = sum(timeline.busy_s) / (seconds * len(timeline.busy_s)) if seconds else 0.0
+    notes = [textwrap.wrap(f"note: {note}", WIDTH) for note in simulation.notes]
     lines = [
         *with_space_below(simulated_memory(plan, simulation).warning_lines()),
+        *with_space_below([line for note in notes for line in note]),
         *textwrap.wrap(
             f"{counted(len(plan.stages), 'stage')} on {simulation.cluster.name}, batch "
             f"{plan.batch_size} in {counted(simulation.num_microbatches, 'micro-batch')}, "
             f"schedule {simulation.schedule}",
             WIDTH,
         ),
-        f"step {seconds_text(seconds)} (simulated); the plan says {seconds_text(plan.step_time_s)}",
+        *textwrap.wrap(_step(plan, simulation), WIDTH),
         f"bubble {timeline.bubble_share:.1%}; waiting for transfers at most "
         f"{seconds_text(max(timeline.exposed_s))}",
         f"stages are busy {busy:.1%} of the time" + _useful(plan, simulation),
@@ -64,9 +68,20 @@ def simulation_text(plan: Plan, simulation: Simulation) -> str:
             "rlrrrrr",
         ),
     ]
-    for note in simulation.notes:
-        lines += ["", *textwrap.wrap(note, WIDTH)]
     return "\n".join(lines) + "\n"
+
+
+def _step(plan: Plan, simulation: Simulation) -> str:
+    """Return both times of a step; where their micro-batches differ, also of how many."""
+    count = simulation.num_microbatches
+    step = f"step {seconds_text(simulation.timeline.step_time_s)} (simulated"
+    planned = f"the plan says {seconds_text(plan.step_time_s)}"
+    if count == plan.num_microbatches:
+        return f"{step}); {planned}"
+    return (
+        f"{step}; times and bytes of {plan.num_microbatches} micro-batches carried over to "
+        f"{count}); {planned} with {plan.num_microbatches}"
+    )
 
 
 def _useful(plan: Plan, simulation: Simulation) -> str:

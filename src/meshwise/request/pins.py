@@ -233,6 +233,69 @@ def is_hit(pattern: str, name: str, activation: bool) -> bool:
     return matches(pattern.removeprefix(ACTIVATION), name)
 
 
+def check_rank(pattern: str, pin: Pin, name: str, shape: Sequence[int]) -> None:
+    """Check that a tensor has as many dims as a pin names.
+
+    Args:
+        pattern: The pattern of the pin.
+        pin: The pin.
+        name: What messages call the tensor.
+        shape: The shape of the tensor.
+
+    Raises:
+        PinError: the pin has more entries.
+    """
+    if pin.spec is not None and len(pin.spec) > len(shape):
+        raise PinError(
+            f"pin {pattern!r}: {spec_text(pin.spec)} has {counted(len(pin.spec), 'dim')}, but "
+            f"{name} has shape {list(shape)}, {counted(len(shape), 'dim')}; give at most so many "
+            "entries, or a pattern that does not match it"
+        )
+
+
+def check_arguments(
+    pins: Mapping[str, object],
+    arguments: Sequence[tuple[str, Sequence[int]]],
+    meshes: Sequence[LogicalMesh],
+    *,
+    divides: bool = True,
+) -> None:
+    """Check pins against arguments, before anything is planned.
+
+    An axis of size 1 keeps every pin, but that is not what a pin asks for: for each axis that it
+    names there must be a mesh on which the axis is larger and the argument is divided.
+
+    Args:
+        pins: Pattern -> `Pin` or `PartitionSpec`.
+        arguments: Path and shape of each.
+        meshes: The meshes that may be taken.
+        divides: Whether an axis must be larger than 1 somewhere.
+
+    Raises:
+        PinError: a pin has more entries than an argument has dims, is wrong in itself, or divides
+            an argument on no mesh where its axis is larger than 1.
+    """
+    for pattern, value in pins.items():
+        pin = as_pin(pattern, value)
+        fitting = meshes_with_axes(meshes, {pattern: pin})
+        wishes = [(mesh, _wish(pattern, pin, mesh)) for mesh in fitting]
+        for name, shape in arguments:
+            if not is_hit(pattern, name, activation=False):
+                continue
+            check_rank(pattern, pin, name, shape)
+            for axis in _axes(pin.spec) if divides else ():
+                larger = [(mesh, wish) for mesh, wish in wishes if mesh.shape[axis] > 1]
+                if larger and all(_undivided(wish, shape, mesh) for mesh, wish in larger):
+                    tried = list(dict.fromkeys(str(mesh.shape) for mesh, _ in larger))
+                    more = ", ..." if len(tried) > _LISTED else ""
+                    raise PinError(
+                        f"pin {pattern!r}: {spec_text(pin.spec)} divides {name} of shape "
+                        f"{list(shape)} on no mesh of the cluster where {axis!r} is larger than 1: "
+                        f"{', '.join(tried[:_LISTED])}{more}; pin another dim, pad this one, or "
+                        f"take {axis!r} out of the pin"
+                    )
+
+
 def meshes_with_axes(
     meshes: Sequence[LogicalMesh], pins: Mapping[str, object]
 ) -> list[LogicalMesh]:
@@ -336,22 +399,23 @@ def _choose(
 
 
 def _check_shape(wish: _Wish, name: str, shape: tuple[int, ...], mesh: LogicalMesh) -> None:
-    if wish.dims is None:
-        return
-    if len(wish.dims) > len(shape):
+    check_rank(wish.pattern, wish.pin, name, shape)
+    if undivided := _undivided(wish, shape, mesh):
+        dim, parts = undivided
         raise PinError(
-            f"{wish.here} has {counted(len(wish.dims), 'dim')}, but {name} has "
-            f"shape {list(shape)}, {counted(len(shape), 'dim')}; give at most so many entries, or "
-            "a pattern that does not match it"
+            f"{wish.here} does not divide {name} of shape "
+            f"{list(shape)}: dim {dim} of size {shape[dim]} in {parts} parts on the mesh "
+            f"{mesh.shape}; pin another dim, or pad it"
         )
-    for dim, axes in enumerate(wish.dims):
+
+
+def _undivided(wish: _Wish, shape: Sequence[int], mesh: LogicalMesh) -> tuple[int, int] | None:
+    """Return the first dim that a pin does not divide, and in how many parts; None if it does."""
+    for dim, axes in enumerate(wish.dims or ()):
         parts = math.prod(mesh.sizes[a] for a in axes or ())
         if shape[dim] % parts:
-            raise PinError(
-                f"{wish.here} does not divide {name} of shape "
-                f"{list(shape)}: dim {dim} of size {shape[dim]} in {parts} parts on the mesh "
-                f"{dict(zip(mesh.names, mesh.sizes, strict=True))}; pin another dim, or pad it"
-            )
+            return dim, parts
+    return None
 
 
 def _strategies(

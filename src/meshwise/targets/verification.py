@@ -358,7 +358,9 @@ def _stage_table(stages: Sequence[VerifiedStage]) -> list[str]:
         )
         for stage in stages
     ]
-    head = ("stage", "target", "predicted", "compiled", "limit", "predicted / compiled")
+    # A step on one mesh is a plan of one stage.
+    where = "stage" if len(stages) > 1 else "mesh"
+    head = (where, "target", "predicted", "compiled", "limit", "predicted / compiled")
     return table(head, rows, "llrrrr")
 
 

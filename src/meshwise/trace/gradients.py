@@ -19,9 +19,9 @@ from meshwise.trace.loss import call_line
 
 LOSS = "loss_and_grad"
 _LOOPS = frozenset({"scan", "while", "cond"})
-_PLAIN = re.compile(
-    r"(?<![\w.])(?:jax\.)?((?:nnx\.|eqx\.|equinox\.)?(?:filter_)?(?:value_and_grad|grad))\("
-)
+_GRADIENT = r"(?<![\w.])(?:jax\.)?((?:nnx\.|eqx\.|equinox\.)?(?:filter_)?(?:value_and_grad|grad))"
+_CALLED = re.compile(rf"{_GRADIENT}(?=\()")
+_IN_DECORATOR = re.compile(rf"{_GRADIENT}(?=[(,)]|$)")
 
 
 def refuse_stages(closed: ClosedJaxpr, asked: str) -> None:
@@ -129,8 +129,13 @@ def _without_loss(closed: ClosedJaxpr) -> str:
             "cut at one gradient for the whole batch, by mw.value_and_grad outside of loops and "
             "branches: rewrite it so, or use one stage"
         )
-    changed = _PLAIN.sub(_marked, code)
-    to_write = f"write `{changed}`" if changed != code else "take it from meshwise"
+    changed = _pattern(code).sub(_marked, code)
+    to_write = f"write `{changed}`"
+    if changed == code:
+        to_write = (
+            "take it from meshwise, for modules as mw.eqx.filter_value_and_grad or "
+            "mw.nnx.value_and_grad"
+        )
     return (
         f"the step differentiates with JAX's own function at {PurePath(path).name}:{line}{inside}: "
         f"`{code}`; only mw.value_and_grad and mw.grad mark the loss so that it can be cut: "
@@ -138,21 +143,37 @@ def _without_loss(closed: ClosedJaxpr) -> str:
     )
 
 
+def _pattern(code: str) -> re.Pattern[str]:
+    """Return what finds a gradient in a line, which a decorator need not call."""
+    return _IN_DECORATOR if code.startswith("@") else _CALLED
+
+
 def _marked(found: re.Match[str]) -> str:
-    return f"mw.{found[1].replace('equinox.', 'eqx.')}("
+    name = found[1].replace("equinox.", "eqx.")
+    return f"mw.eqx.{name}" if name.startswith("filter_") else f"mw.{name}"
 
 
 def _line_of_gradient(path: str, line: int) -> int:
-    """Return the line that makes what a line calls, as `grad_fn = jax.grad(loss)`, or the line."""
+    """Return the line that makes what a line calls, or the line.
+
+    That is one as `grad_fn = jax.grad(loss)`, or the decorator of a function.
+    """
     code = linecache.getline(path, line)
-    if _PLAIN.search(code):
+    if _CALLED.search(code):
         return line
-    lines = linecache.getlines(path)
+    lines = [text.strip() for text in linecache.getlines(path)]
     for name in re.findall(r"\b(\w+)\(", code):
-        made = re.compile(rf"\s*{name}\s*=.*")
+        made, defined = re.compile(rf"{name}\s*=.*"), f"def {name}("
         for number in range(min(line, len(lines)), 0, -1):
-            if made.match(lines[number - 1]) and _PLAIN.search(lines[number - 1]):
+            if made.match(lines[number - 1]) and _CALLED.search(lines[number - 1]):
                 return number
+        for number, text in enumerate(lines):
+            if not text.startswith(defined):
+                continue
+            while number and lines[number - 1].startswith("@"):
+                if _IN_DECORATOR.search(lines[number - 1]):
+                    return number
+                number -= 1
     return line
 
 

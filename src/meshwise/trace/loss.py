@@ -198,7 +198,7 @@ def _marked(
     nums = _resolved(argnums, len(args))
     wrt_leaves = [i for n in nums for i in range(*spans[n])]
     for i in wrt_leaves:
-        _refuse_whole_numbers(fun, leaves[i], [args[n] for n in nums])
+        _refuse_constants(fun, leaves[i], [args[n] for n in nums])
     if not wrt_leaves or not all(_is_differentiable(leaves[i]) for i in wrt_leaves):
         return None
     # Other arguments stay what they are: a loss may branch on a flag, or take a string.
@@ -342,17 +342,26 @@ def _is_differentiable(value: Any) -> bool:
 _OF_MODULES = {"nnx": "mw.nnx.value_and_grad", "eqx": "mw.eqx.filter_value_and_grad"}
 
 
-def _refuse_whole_numbers(fun: Callable[..., Any], value: Any, arguments: Sequence[Any]) -> None:
+def _refuse_constants(fun: Callable[..., Any], value: Any, arguments: Sequence[Any]) -> None:
+    """Refuse whole numbers, and functions and flags in modules.
+
+    Raises:
+        LossError: the value is one.
+    """
+    name, library = getattr(fun, "__name__", "the loss"), library_of(arguments)
+    of_modules = "" if library is None else f"use {_OF_MODULES[library]}, or "
     try:
         aval = jax.typeof(value)
     except TypeError:
-        return  # JAX says what is wrong
+        if library is None:
+            return  # JAX says what is wrong
+        raise LossError(
+            f"{name} is differentiated with respect to a {type(value).__name__}, but only real and "
+            f"complex numbers have a gradient; {of_modules}choose the others with argnums"
+        ) from None
     if isinstance(aval, core.ShapedArray) and (
         jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
     ):
-        name = getattr(fun, "__name__", "the loss")
-        library = library_of(arguments)
-        of_modules = "" if library is None else f"use {_OF_MODULES[library]}, or "
         raise LossError(
             f"{name} is differentiated with respect to {aval.str_short()}, but only real and "
             f"complex numbers have a gradient; {of_modules}keep whole numbers in another argument, "

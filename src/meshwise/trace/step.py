@@ -15,7 +15,7 @@ from meshwise.errors import TraceError
 from meshwise.graph.buckets import with_buckets
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat.arrays import has_type
-from meshwise.jax_compat.contexts import explicit, is_unbound_axis
+from meshwise.jax_compat.contexts import explicit, is_no_array, is_unbound_axis
 from meshwise.jax_compat.cudnn import is_missing_cudnn
 from meshwise.jax_compat.jaxprs import Aval, ClosedJaxpr
 from meshwise.jax_compat.source_lines import raising_line
@@ -26,7 +26,7 @@ from meshwise.trace.arange import with_batch_dims
 from meshwise.trace.call import base, leaf_spans, named
 from meshwise.trace.changed_arguments import keeping_arguments
 from meshwise.trace.flatten import flatten
-from meshwise.trace.libraries import library_of
+from meshwise.trace.libraries import Library, library_of
 from meshwise.trace.own_parallel import on_whole_arrays
 from meshwise.trace.padding.scopes import nest, scopes_of
 from meshwise.trace.program import Program
@@ -224,7 +224,7 @@ def open_step(
     labels, batch_dims = _labels(specs, signature), _batch_dims(specs[0], spans, signature)
     rows = {labels[i]: (dim, flat[i].shape[dim]) for i, dim in batch_dims.items()}
     typed = jax.tree.map(explicit, (tuple(args), dict(kwargs)), specs)
-    with _explained(base(fun)[1], rows):
+    with _explained(base(fun)[1], rows, library_of(specs)):
         step = keeping_arguments(named(fun), signature.label)
         closed, out_shape = jax.make_jaxpr(step, return_shape=True)(*typed[0], **typed[1])
         closed = on_whole_arrays(closed)
@@ -256,23 +256,51 @@ def open_step(
     )
 
 
+def result_shapes(fun: Callable[..., Any], args: tuple[Any, ...], signature: StepSignature) -> Any:
+    """Return the shapes of what a step returns, as `open_step` would trace it.
+
+    Args:
+        fun: The step.
+        args: Positional arguments; arrays or `ShapeDtypeStruct`s.
+        signature: Which arguments are batch data.
+
+    Raises:
+        TraceError: its batch arguments have different numbers of rows, and it cannot be traced.
+    """
+    specs = jax.tree.map(abstract, (tuple(args), {}))
+    labels, flat = _labels(specs, signature), jax.tree.leaves(specs)
+    dims = _batch_dims(specs[0], leaf_spans(specs[0]), signature)
+    rows = {labels[i]: (dim, flat[i].shape[dim]) for i, dim in dims.items()}
+    with _explained(base(fun)[1], rows, library_of(specs)):
+        return jax.eval_shape(fun, *specs[0])
+
+
 @contextmanager
-def _explained(name: str, rows: Mapping[str, tuple[int, int]]) -> Iterator[None]:
+def _explained(
+    name: str, rows: Mapping[str, tuple[int, int]], library: Library | None
+) -> Iterator[None]:
     """Say what a failure of JAX means for a step.
 
     Args:
         name: The name of the step.
         rows: Batch dim and number of rows of each leaf of the batch, by name.
+        library: The library of its modules.
     """
     try:
         yield
     except TraceError:
         raise
     except (TypeError, ValueError) as error:
-        unequal = _unequal_rows(rows)
+        unequal = unequal_rows(rows)
+        said = str(error).partition("\n")[0].rstrip(".")
+        if library == "eqx" and is_no_array(error):
+            raise TraceError(
+                f"{name} at {raising_line(error)}: {said}; a module of Equinox holds functions and "
+                "flags, too: differentiate it with mw.eqx.filter_value_and_grad, and compile parts "
+                "of the step with eqx.filter_jit in place of jax.jit"
+            ) from error
         if unequal is None:
             raise
-        said = str(error).partition("\n")[0].rstrip(".")
         raise TraceError(
             f"{name} cannot be traced ({raising_line(error)}: {said}), and its batch arguments "
             f"have different numbers of rows: {unequal}"
@@ -404,7 +432,7 @@ def _labels(specs: Any, signature: StepSignature) -> list[str]:
     ]
 
 
-def _unequal_rows(rows: Mapping[str, tuple[int, int]]) -> str | None:
+def unequal_rows(rows: Mapping[str, tuple[int, int]]) -> str | None:
     """Return which leaves of the batch have other numbers of rows than most; None if none does.
 
     Args:
@@ -482,7 +510,7 @@ def _cut(
             f"num_microbatches={num_microbatches}, but no argument is batch data; name the batch "
             "arguments with batch_argnums"
         )
-    unequal = _unequal_rows({names[i]: (batch_dims[i], size) for i, size in sizes.items()})
+    unequal = unequal_rows({names[i]: (batch_dims[i], size) for i, size in sizes.items()})
     if unequal is not None:
         raise TraceError(f"batch arguments have different numbers of rows: {unequal}")
     (size,) = set(sizes.values())

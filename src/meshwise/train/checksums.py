@@ -16,8 +16,8 @@ from typing import Any
 
 CHECKSUMS = "checksums.json"
 _OF_PROCESS = "checksums.process_"
-# Orbax writes it when all else is there.
-_WRITTEN_LATER = "commit_success.txt"
+# Orbax writes them when all else is there; the second one where an item has a folder by itself.
+_WRITTEN_LATER = frozenset(("commit_success.txt", "_CHECKPOINT_METADATA"))
 _CHUNK_BYTES = 1 << 22
 # `zlib.crc32` and reads let other threads run.
 _NUM_THREADS = 4
@@ -102,7 +102,7 @@ def _stored(value: Any) -> dict[str, list[int]]:
     for entry in files.values():
         if not isinstance(entry, list) or [type(x) for x in entry] != [int, int]:
             raise ValueError("an entry is no pair of numbers")
-    return files
+    return {name: entry for name, entry in files.items() if name not in _WRITTEN_LATER}
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
@@ -110,7 +110,7 @@ def _files(folder: Path, prefix: str = "") -> Iterator[tuple[str, Path]]:
     for path in folder.iterdir():
         if path.is_dir():
             yield from _files(path, f"{prefix}{path.name}/")
-        elif path.name not in (CHECKSUMS, _WRITTEN_LATER) and _OF_PROCESS not in path.name:
+        elif path.name not in {CHECKSUMS, *_WRITTEN_LATER} and _OF_PROCESS not in path.name:
             yield prefix + path.name, path
 
 

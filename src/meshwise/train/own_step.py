@@ -28,10 +28,14 @@ from meshwise.api.static_leaves import with_static_leaves, without_static_leaves
 from meshwise.errors import TraceError
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.trace.libraries import library_of
-from meshwise.trace.step import abstract
+from meshwise.trace.step import StepSignature, abstract, result_shapes
 from meshwise.train.options import TrainOptions
 from meshwise.train.training import Training
 from meshwise.units import bytes_text, counted
+
+_SIGNATURE = StepSignature(
+    batch_argnums=(1,), batch_dims=0, donate_argnums="auto", labels=("state", "batch")
+)
 
 
 class MadeStep(NamedTuple):
@@ -155,7 +159,7 @@ def own_training(options: TrainOptions) -> Training:
     _check_arrays(name, made.state)
     state, batch = made.shapes()
     _check_sizes(name, state)
-    _check_result(name, jax.eval_shape(made.step, state, batch), state)
+    _check_result(name, result_shapes(made.step, (state, batch), _SIGNATURE), state)
     tree = jax.tree.structure(state)
 
     def create(key: jax.Array) -> PyTree:
@@ -335,7 +339,9 @@ def _check_result(name: str, results: Any, state: PyTree) -> None:
             f"the step must return (state, loss), and returns {type(results).__name__}{many}; more "
             'than the loss is told as (state, {"loss": loss, ...})',
         )
-    taken, returned = _texts(state), _texts(results[0])
+    taken, returned, beside = map(_texts, (state, *results))
+    if returned != taken == beside:
+        raise _wrong(name, "the step returns (loss, state); return (state, loss)")
     for path in [*taken, *returned]:
         if taken.get(path) != returned.get(path):
             raise _wrong(

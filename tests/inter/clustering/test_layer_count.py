@@ -68,4 +68,5 @@ def test_there_are_as_many_layers_as_stages_where_each_has_a_heavy_operator():
     )
     assert len(regular_layers(chain).ranges) == 1
     assert layers_for(chain, 2).ranges == ((0, 0), (1, 4))
-    assert len(layers_for(chain, 1).ranges) == len(layers_for(chain, 3).ranges) == 1
+    assert layers_for(chain, 3).ranges == layers_for(chain, 50).ranges == ((0, 0), (1, 4))
+    assert len(layers_for(chain, 1).ranges) == 1

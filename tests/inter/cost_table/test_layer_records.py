@@ -64,7 +64,10 @@ def full_record() -> LayerRecord:
 def footprint(*num_bytes: int) -> Footprint:
     resident, microbatch, temporary = num_bytes
     return Footprint(
-        resident_bytes=resident, microbatch_bytes=microbatch, temporary_bytes=temporary
+        resident_bytes=resident,
+        microbatch_bytes=microbatch,
+        temporary_bytes=temporary,
+        gradient_bytes=resident // 2,
     )
 
 

@@ -75,14 +75,16 @@ def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
 
     Args:
         chain: The operators.
-        num_stages: How many stages are asked for.  A chain with fewer heavy operators is not cut
-            into as many layers.
+        num_stages: How many stages are asked for.  A chain with fewer heavy operators is cut into
+            fewer layers: as many as it can be, up to `MOST_LAYERS`.
     """
     found, num_heavy = regular_layers(chain), int(np.count_nonzero(chain.is_heavy))
-    if len(found.ranges) >= num_stages or num_heavy < num_stages:
+    most = num_stages if num_stages <= num_heavy else min(num_heavy, MOST_LAYERS)
+    if len(found.ranges) >= most:
         return found
     between_heavy = CutTable.of(chain, max_cuts=num_heavy - 1)
-    return _clustered(between_heavy, num_stages) or found
+    counts = range(most, len(found.ranges), -1)
+    return next(filter(None, (_clustered(between_heavy, count) for count in counts)), found)
 
 
 def clustered(chain: OperatorChain, count: int) -> Layers | None:

@@ -125,16 +125,18 @@ def _memory(memory: Footprint) -> Sequence[int]:
         memory.microbatch_bytes,
         memory.temporary_bytes,
         memory.weight_bytes,
+        memory.gradient_bytes,
     )
 
 
 def _read_memory(value: Json) -> Footprint:
-    resident, microbatch, temporary, weights = map(int, value)
+    resident, microbatch, temporary, weights, gradients = map(int, value)
     return Footprint(
         resident_bytes=resident,
         microbatch_bytes=microbatch,
         temporary_bytes=temporary,
         weight_bytes=weights,
+        gradient_bytes=gradients,
     )
 
 

@@ -44,12 +44,14 @@ class Footprint:
         temporary_bytes: On top at the peak.
         weight_bytes: Held for each micro-batch whose gradients of weights are still to come; 0
             where the backward pass is one program.
+        gradient_bytes: Of `resident_bytes` what sums of gradients take.
     """
 
     resident_bytes: int
     microbatch_bytes: int
     temporary_bytes: int
     weight_bytes: int = 0
+    gradient_bytes: int = 0
 
     def peak_bytes(self, in_flight: N, waiting: int = 0) -> N:
         """Return the bytes at the peak.
@@ -87,6 +89,7 @@ def joint_footprint(parts: Collection[Footprint]) -> Footprint:
         microbatch_bytes=sum(part.microbatch_bytes for part in parts),
         temporary_bytes=max(part.temporary_bytes for part in parts),
         weight_bytes=sum(part.weight_bytes for part in parts),
+        gradient_bytes=sum(part.gradient_bytes for part in parts),
     )
 
 
@@ -168,6 +171,7 @@ def footprint(
         ]
     )
     resident = sum(map(num_bytes, {*always, *programs.before.outputs})) + handed
+    sums = {value for value in programs.before.outputs if value.role == "sum"}
     kept = {*programs.kept, *(v for v in programs.backward.inputs if v.role == "rows")}
     held = sum(map(num_bytes, kept))
     counted = {*always, *programs.before.outputs, *kept}
@@ -199,6 +203,7 @@ def footprint(
         microbatch_bytes=held,
         temporary_bytes=max(temporary, 0),
         weight_bytes=sum(map(num_bytes, late)),
+        gradient_bytes=sum(map(num_bytes, sums)) + handed,
     )
 
 

@@ -252,6 +252,7 @@ class _Chosen:
             backward_gather_s=run.returning_s,
             once_s=run.once_s,
             resident_bytes=memory.resident_bytes,
+            gradient_bytes=memory.gradient_bytes or None,
             microbatch_bytes=memory.microbatch_bytes,
             temporary_bytes=memory.temporary_bytes,
             in_flight=round(in_flight(problem, found.plan.stages, index)),

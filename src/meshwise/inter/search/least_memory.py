@@ -27,6 +27,7 @@ from meshwise.inter.search.search_space import (
 from meshwise.inter.search.stage_pins import masked
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, in_flight, memory_bytes
+from meshwise.intra.limit.refusal import REMATERIALISE
 from meshwise.units import bytes_text, counted
 
 # Memory that is more by this part than the least is near enough.
@@ -129,7 +130,7 @@ def no_pipeline_fits(cluster: ClusterSpec, options: SearchOptions) -> str:
     return (
         f"no pipeline was found that fits into {there}, on {devices} of {cluster.name}, with remat "
         f"{' or '.join(options.remats)}; what is large inside a layer can be computed again by "
-        "jax.checkpoint or flax.linen.remat around it"
+        f"{REMATERIALISE} around it"
     )
 
 

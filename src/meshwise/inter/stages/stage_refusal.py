@@ -46,17 +46,24 @@ def _devices_text(problem: StageProblem, num_stages: int | None) -> str:
 def _devices_remedy(problem: StageProblem, num_stages: int | None, feasible: Feasible) -> str:
     """What would help where the number of stages or of devices is in the way."""
     layers, devices = problem.costs.num_layers, problem.num_devices
-    if num_stages is not None and num_stages > layers:
-        most = "1 stage" if layers == 1 else f"at most {counted(layers, 'stage')}"
-        return (
+    endless = with_memory(problem, math.inf)
+    if num_stages is not None and num_stages > min(layers, devices):
+        why = (
             "; a stage has at least one layer, and a layer at least one dense product or "
-            f"convolution, which may stand in a loop: ask for {most}, or for more layers"
+            "convolution, which may stand in a loop"
+            if num_stages > layers
+            else "; a stage has at least one device"
         )
-    if num_stages is not None and num_stages > devices:
-        return f"; a stage has at least one device: ask for at most {counted(devices, 'stage')}"
-    free = with_memory(replace(problem, use_all_devices=False), math.inf)
-    if problem.use_all_devices and feasible(free, num_stages):
+        fewer = range(min(layers, devices), 0, -1)
+        most = next((count for count in fewer if feasible(endless, count)), None)
+        return why + ("" if most is None else _fewer_text(most, layers))
+    if problem.use_all_devices and feasible(replace(endless, use_all_devices=False), num_stages):
         return "; there are stages if devices may stay idle (use_all_devices=False)"
-    if num_stages is not None and feasible(with_memory(problem, math.inf), None):
+    if num_stages is not None and feasible(endless, None):
         return "; there are stages of another number"
     return ""
+
+
+def _fewer_text(most: int, layers: int) -> str:
+    text = ": ask for " + ("1 stage" if most == 1 else f"at most {most} stages")
+    return text + (" (schedules with several stages on each mesh may have more)" * (most < layers))

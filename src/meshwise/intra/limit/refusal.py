@@ -9,6 +9,10 @@ from meshwise.errors import InfeasibleError
 from meshwise.memory.peak import Peak
 from meshwise.units import bytes_text
 
+# What computes values again, by the libraries whose modules it takes.
+REMATERIALISE = (
+    "jax.checkpoint, or for modules nnx.remat, eqx.filter_checkpoint or flax.linen.remat,"
+)
 # Consumers that an error names.
 _NAMED = 5
 
@@ -85,8 +89,8 @@ def too_large(
     text = (
         f"{why} into {bytes_text(limit)} ({limit} bytes) per device; the smallest plan found peaks "
         f"at {bytes_text(smallest.num_bytes)} ({smallest.num_bytes} bytes). Largest there: "
-        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation (jax.checkpoint or "
-        "flax.linen.remat around a block), a smaller batch, or raise memory_bytes"
+        f"{largest}. {counts or ''}Use more devices, {fewer}rematerialisation ({REMATERIALISE} "
+        "around a block), a smaller batch, or raise memory_bytes"
     )
     error = TooLargeError(text)
     error.limit, error.smallest, error.is_proved = limit, smallest, is_proved

@@ -134,10 +134,11 @@ _STAGE = record(
         "dense": list_of(_DENSE),
         "others": list_of(_OTHERS),
         "weights": or_none(_WEIGHTS),
+        "gradient_bytes": or_none(SIZE),
         "forward_passing": or_none(_PASSING),
         "backward_passing": or_none(_PASSING),
     },
-    optional=("others", "forward_passing", "backward_passing"),
+    optional=("others", "forward_passing", "backward_passing", "gradient_bytes"),
 )
 _COLLECTIVE = record(
     Collective,

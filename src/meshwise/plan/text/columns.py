@@ -3,59 +3,132 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.contents import Argument
+from meshwise.plan.text.shortening import shortened, told_apart, without_function
 
 WIDTH = 100
 MAX_ROWS = 60
+# Of a text that has a full form the tables have at most so many rows.
+SHORT_ROWS = 30
 GAP = "  "
-# What follows a source line, as in `dot_general at model.py:7:9 (Block.__call__)`.
-_FUNCTION = re.compile(r"( at \S+:\d+) \(.*\)$")
+# So narrow a column of texts that go on below gives way only as others do.
+_LEAST_WRAPPED = 24
+# So many lines may a cell have that is compared with another.
+_MOST_LINES = 3
+# Where a line may end: after a space or a key of a path, but not inside the brackets of a layout.
+_END = re.compile(r"(?:(?<= )|(?<=[/,])(?! ))(?![^()]*(?:\([^()]*\)[^()]*)*\))")
 
 
-def shortened(text: str, width: int) -> str:
-    """Return a text, its middle left out if it is too long; both ends tell most of a path.
-
-    Of an operator with its source line the function in brackets goes first.
-
-    Args:
-        text: The text.
-        width: The most characters that it may have.
-    """
-    if len(text) > width:
-        text = _FUNCTION.sub(r"\1", text)
-    if len(text) <= width:
-        return text
-    if width <= 3:
-        return text[:width]
-    head = (width - 3) // 2
-    return f"{text[:head]}...{text[len(text) - (width - 3 - head) :]}"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: str,
+    told_apart_in: tuple[int, int] | None = None,
+) -> list[str]:
     """Return the lines of a table, at most `WIDTH` wide; the widest text columns give way.
 
+    Texts that are too long are shortened. Different ones in a column that would be equal then are
+    continued on the next line, whole.
+
     Args:
-        header: Name of each column.
+        header: Name of each column; where there is little room, those of numbers may have two
+            lines, as `all-` and `gather`.
         rows: Cells.
-        right: One letter a column: `r` for right-aligned (never shortened), `l` for left.
+        right: One letter a column: `r` for right-aligned (never shortened), `l` for left, `w` for
+            left and continued on the next line instead of shortened.
+        told_apart_in: Two columns of texts that are compared: they are continued below, and where
+            they would be long, shortened so that what differs is seen.
     """
-    widths = [max(len(line[i]) for line in (header, *rows)) for i in range(len(header))]
     room = WIDTH - len(GAP) * (len(header) - 1)
-    while sum(widths) > room:
-        widest = max((w, -i) for i, w in enumerate(widths) if right[i] == "l")
-        widths[-widest[1]] -= 1
-    lines: list[str] = []
-    for line in (header, ["-" * w for w in widths], *rows):
-        cells = [
-            cell.rjust(w) if side == "r" else shortened(cell, w).ljust(w)
-            for cell, w, side in zip(line, widths, right, strict=True)
+    heads = [[name] for name in header]
+    cells = [[row[i] for row in rows] for i in range(len(header))]
+    widths = _widths(heads, cells)
+    if sum(widths) > room:
+        heads = [
+            _halves(name) if side == "r" else [name]
+            for name, side in zip(header, right, strict=True)
         ]
-        lines.append(GAP.join(cells).rstrip())
+        widths = _widths(heads, cells)
+    if sum(widths) > room:
+        cells = [[without_function(text) for text in column] for column in cells]
+        widths = _widths(heads, cells)
+    while sum(widths) > room:
+        # What goes on below gives way first: nothing of it is lost.
+        ranks = [
+            (side == "w" and width > _LEAST_WRAPPED, width, -i)
+            for i, (width, side) in enumerate(zip(widths, right, strict=True))
+            if side != "r"
+        ]
+        widths[-max(ranks)[2]] -= 1
+    height = max(map(len, heads))
+    heads = [[""] * (height - len(name)) + name for name in heads]
+    columns = [_column(*of) for of in zip(cells, widths, right, strict=True)]
+    if told_apart_in is not None:
+        i, k = told_apart_in
+        both = widths[i], widths[k]
+        heads[i][-1], heads[k][-1] = told_apart(header[i], header[k], both)
+        pairs = [_pair(*texts, both) for texts in zip(cells[i], cells[k], strict=True)]
+        columns[i], columns[k] = ([pair[side] for pair in pairs] for side in (0, 1))
+    lines: list[str] = []
+    for row in (heads, [["-" * w] for w in widths], *zip(*columns, strict=True)):
+        for texts in itertools.zip_longest(*row, fillvalue=""):
+            parts = [
+                text.rjust(w) if side == "r" else shortened(text, w).ljust(w)
+                for text, w, side in zip(texts, widths, right, strict=True)
+            ]
+            lines.append(GAP.join(parts).rstrip())
     return lines
+
+
+def _widths(heads: Sequence[Sequence[str]], cells: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, (*head, *column))) for head, column in zip(heads, cells, strict=True)]
+
+
+def _halves(name: str) -> list[str]:
+    first, hyphen, second = name.partition("-")
+    return [first + hyphen, second] if second else [name]
+
+
+def _column(texts: Sequence[str], width: int, side: str) -> list[list[str]]:
+    """Return the lines of each cell of a column."""
+    if side == "r":
+        return [[text] for text in texts]
+    if side == "w":
+        return [_wrapped(text, width) for text in texts]
+    labels = [shortened(text, width) for text in texts]
+    meant: dict[str, set[str]] = {}
+    for text, label in zip(texts, labels, strict=True):
+        meant.setdefault(label, set()).add(text)
+    return [
+        _wrapped(text, width) if len(meant[label]) > 1 else [label]
+        for text, label in zip(texts, labels, strict=True)
+    ]
+
+
+def _pair(first: str, second: str, widths: tuple[int, int]) -> tuple[list[str], list[str]]:
+    """Return the lines of two cells, whole or, where that would be many, told apart."""
+    whole = _wrapped(first, widths[0]), _wrapped(second, widths[1])
+    if max(map(len, whole)) <= _MOST_LINES:
+        return whole
+    short = told_apart(first, second, widths)
+    return [short[0]], [short[1]]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Return the lines of a text; those of layouts end between two of them, if they can."""
+    lines = [""]
+    for piece in _END.split(text):
+        if len((lines[-1] + piece).rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return [line.rstrip() for line in lines if line] or [""]
 
 
 def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -68,6 +141,30 @@ def with_more(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
         return rows
     rest = [""] * (len(rows[0]) - 1)
     return [*rows[:MAX_ROWS], (f"... and {len(rows) - MAX_ROWS} more", *rest)]
+
+
+def largest_rows(
+    rows: Sequence[tuple[float, tuple[str, ...]]], of: str, small_share: float = 0.0
+) -> list[tuple[str, ...]]:
+    """Return the largest rows of a table, largest first, and one that says what is left out.
+
+    Args:
+        rows: For each row its size and its cells.
+        of: What the sizes are, as `bytes`.
+        small_share: The smallest rows that make this share of all together are left out; others
+            only where there are too many.
+    """
+    ordered = sorted(rows, key=lambda row: -row[0])
+    total = math.fsum(size for size, _ in rows)
+    few, left = len(ordered), 0.0
+    while few and (few > SHORT_ROWS or left + ordered[few - 1][0] < small_share * total):
+        few -= 1
+        left += ordered[few][0]
+    if len(ordered) - few <= 1:
+        return [row for _, row in ordered]
+    share = f" ({left / total:.1%} of the {of})" if total else ""
+    more = f"{len(ordered) - few} more in the full text{share}"
+    return [*(row for _, row in ordered[:few]), (more, *[""] * (len(rows[0][1]) - 1))]
 
 
 def with_space_below(lines: list[str]) -> list[str]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.files.json_read import Json
 from meshwise.plan.record import PlanRecord
-from meshwise.plan.text.columns import WIDTH, shortened
+from meshwise.plan.text.columns import WIDTH
+from meshwise.plan.text.shortening import shortened
 from meshwise.units import bytes_text
 
 # The sentence names that many meshes that are too large, those with the most excess first.

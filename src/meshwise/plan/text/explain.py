@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.layout import Layout, local_shape
-from meshwise.plan.counts.collectives import collective_sums
-from meshwise.plan.counts.contents import Argument, pattern
+from meshwise.plan.counts.contents import Argument
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.stage import Stage
 from meshwise.plan.text.columns import (
-    MAX_ROWS,
     WIDTH,
+    largest_rows,
     place_text,
-    ranges_text,
     table,
     type_text,
-    way_text,
-    with_more,
     with_space_below,
 )
 from meshwise.plan.text.device_memory import mesh_memory_bytes, plan_memory
 from meshwise.plan.text.explain_costs import costs, memory, rivals
 from meshwise.plan.text.memory_parts import filled_memory, parts_lines
+from meshwise.plan.text.names import joined_names
 from meshwise.plan.text.optimum import optimum_text
-from meshwise.plan.text.stage_text import layer_lines, stage_lines
-from meshwise.units import bytes_text, counted, flop_text, plural, seconds_text
+from meshwise.plan.text.stage_text import each_layer_lines, layer_lines, stage_lines
+from meshwise.plan.text.work_text import collective_lines, dense_lines
+from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # How the warning begins that says why the simulation is above the formula of the search.
 UNPRICED = "values that several layers read change their layout"
@@ -45,23 +44,29 @@ def mesh_text(mesh: LogicalMesh) -> str:
     return f"{axes}, {mesh.num_devices} x {mesh.device.name}"
 
 
-def explain(plan: PlanRecord) -> str:
-    """Return the plan as text, from nothing but the plan; one that does not fit says so first."""
+def explain(plan: PlanRecord, *, full: bool = False) -> str:
+    """Return the plan as text, from nothing but the plan; one that does not fit says so first.
+
+    Args:
+        plan: The plan.
+        full: Whether every layer, every stage and every row has its own lines. Else what is equal
+            shares a row, and of long tables the smallest rows are one, or only their number.
+    """
     lines = with_space_below(plan_memory(plan).warning_lines()) + _summary(plan)
     if plan.schedule == ONE_PROGRAM:
-        lines += _section("Arguments", _arguments(plan.stages[0]))
+        lines += _section("Arguments", _arguments(plan.stages[0], full=full))
     else:
-        lines += stage_lines(plan) + layer_lines(plan)
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for number, stage in enumerate(plan.stages):
-        alike.setdefault(tuple(_dense(stage)), []).append(number)
-    for dense, stages in alike.items():
-        of = f", {plural(len(stages), 'stage')} {ranges_text(stages)}"
-        title = of if len(plan.stages) > 1 else ""
-        lines += _section(f"Dense products and convolutions{title}", list(dense))
-    lines += _section("Collectives in a step", _collectives(plan))
+        lines += stage_lines(plan) + (each_layer_lines(plan) if full else layer_lines(plan))
+    if len(plan.stages) == 1:
+        of = ""
+    elif full:
+        of = ", stage by stage"
+    else:
+        of = ", of each stage alone"
+    lines += _section(f"Dense products and convolutions{of}", dense_lines(plan, full=full))
+    lines += _section(f"Collectives in a step{of}", collective_lines(plan, full=full))
     together = ", all stages together" if len(plan.stages) > 1 else ""
-    lines += _section(f"Seconds of a step{together}", costs(plan))
+    lines += _section(f"Seconds of a step{together}", costs(plan, full=full))
     if plan.rivals:
         lines += _section("What forcing another choice costs, by planning again", rivals(plan))
     parts = filled_memory(plan)
@@ -170,78 +175,29 @@ def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:
     return math.prod(local_shape(tensor.shape, layout, mesh.sizes)) * tensor.itemsize
 
 
-def _arguments(stage: Stage) -> list[str]:
-    """Inputs with their layouts; those that differ only in a number of their name share a row."""
-    groups: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
+def _arguments(stage: Stage, *, full: bool) -> list[str]:
+    """Inputs with their layouts, largest first; those with equal ones share a row."""
+    groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for position, tensor in enumerate(stage.arguments):
         name, layout = tensor.name or f"input {position}", tensor.layout
-        shape = type_text(tensor.dtype, tensor.shape)
-        key = (pattern(name), shape, place_text(tensor, stage.mesh.names))
-        groups.setdefault(key, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
-    if len(groups) > MAX_ROWS:  # the largest are told
-        sizes = {key: -sum(size for _, size in members) for key, members in groups.items()}
-        groups = {key: groups[key] for key in sorted(groups, key=sizes.__getitem__)}
-    rows = [
-        (
-            members[0][0] if len(members) == 1 else pattern,
-            str(len(members)),
-            shape,
-            spec,
-            bytes_text(sum(size for _, size in members)),
-        )
-        for (pattern, shape, spec), members in groups.items()
-    ]
-    if not rows:
+        same = (type_text(tensor.dtype, tensor.shape), place_text(tensor, stage.mesh.names))
+        groups.setdefault(same, []).append((name, _device_bytes(tensor, layout, stage.mesh)))
+    found: list[tuple[int, tuple[str, ...]]] = []
+    for (type_of, place), members in groups.items():
+        names = [name for name, _ in members]
+        for text, positions in _rows_of_names(names, full=full):
+            num_bytes = sum(members[i][1] for i in positions)
+            row = (text, str(len(positions)), type_of, place, bytes_text(num_bytes))
+            found.append((num_bytes, row))
+    if not found:
         return []
+    rows = [row for _, row in found] if full else largest_rows(found, "bytes")
     header = ("argument", "count", "type", "layout", "a device")
-    return table(header, with_more(rows), "lrllr")
+    return table(header, rows, "wrlwr")
 
 
-def _dense(stage: Stage) -> list[str]:
-    """Dense operators with the layouts that their strategies make."""
-    names = stage.mesh.names
-    rows = [
-        (
-            item.where,
-            str(item.count),
-            way_text(item.operands, item.results, names),
-            flop_text(item.device_flop),
-        )
-        for item in stage.dense
-    ]
-    if not rows:
-        return []
-    header = ("operator", "count", "operands -> result", "a device")
-    return table(header, with_more(rows), "lrlr")
-
-
-def _collectives(plan: PlanRecord) -> list[str]:
-    """Return the sums by kind and axes, dearest first."""
-    sums = collective_sums(plan.collectives, [stage.mesh for stage in plan.stages])
-    ordered = sorted(sums.items(), key=lambda entry: (-entry[1][2], entry[0]))
-    rows = [
-        (
-            kind if len(plan.stages) == 1 else f"{kind}, stage {stage}",
-            " ".join(axes),
-            str(size),
-            str(count),
-            bytes_text(num_bytes),
-            seconds_text(time_s),
-        )
-        for (stage, kind, axes, size), (count, num_bytes, time_s) in ordered
-    ]
-    if not rows:
-        return []
-    values = list(sums.values())
-    rows.append(
-        (
-            "all",
-            "",
-            "",
-            str(sum(count for count, _, _ in values)),
-            bytes_text(sum(size for _, size, _ in values)),
-            seconds_text(math.fsum(time_s for _, _, time_s in values)),
-        )
-    )
-    header = ("kind", "axes", "group", "count", "bytes", "predicted")
-    return table(header, rows, "llrrrr")
+def _rows_of_names(names: Sequence[str], *, full: bool) -> list[tuple[str, Sequence[int]]]:
+    """Return what stands in a row, and whose names they are."""
+    if full:
+        return [(name, (position,)) for position, name in enumerate(names)]
+    return [(joined.text, joined.members) for joined in joined_names(names)]

@@ -8,18 +8,25 @@ from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.counts.contents import pattern
 from meshwise.plan.record import ONE_PROGRAM, PlanRecord
 from meshwise.plan.rivals import Rival
-from meshwise.plan.text.columns import table, way_text, with_more
+from meshwise.plan.text.columns import SHORT_ROWS, table, way_text
 from meshwise.schedules.registry import is_forward_only
 from meshwise.units import bytes_text, seconds_text
 
 # A smaller share of a step is rounding.
 _NOTHING = 1e-4
+# Operators and arguments that take such a share of the seconds together have one row.
+_SMALL = 0.01
 # A row: what, seconds of computation, seconds of memory traffic, seconds by kind of collective.
 Row = tuple[str, float, float, dict[str, float]]
 
 
-def costs(plan: PlanRecord) -> list[str]:
-    """Return the seconds of operators and arguments, dearest first, and of all else."""
+def costs(plan: PlanRecord, *, full: bool = False) -> list[str]:
+    """Return the seconds of operators and arguments, dearest first, and of all else.
+
+    Args:
+        plan: The plan.
+        full: Whether each has its row; else those that take least share one.
+    """
     rows: list[Row] = [
         (item.where, item.compute_s, item.memory_s, dict(item.communication))
         for stage in plan.stages
@@ -37,13 +44,26 @@ def costs(plan: PlanRecord) -> list[str]:
     rest_s = all_s - sum(map(_seconds, rows)) - sum(left.values())
     kinds = sorted({*total, *(kind for row in rows for kind in row[3])})
     together = sorted(_by_place(rows), key=lambda row: -_seconds(row))
-    cells = with_more([_cells(row, kinds) for row in together])
+    shown = together if full else _dearest(together)
+    cells = [_cells(row, kinds) for row in shown]
     # In older files no operators but dense ones are known one by one.
     is_divided = any(stage.others for stage in plan.stages)
     rest = seconds_text(rest_s) if rest_s > _NOTHING * all_s else ""
     other = ("all else" if is_divided else "all other operators", "", rest)
     cells.append((*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds)))
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
+
+
+def _dearest(rows: Sequence[Row]) -> list[Row]:
+    """Return the first rows, and the sum of the last, which take a small share together."""
+    limit = _SMALL * sum(map(_seconds, rows))
+    few, left = len(rows), 0.0
+    while few and left + _seconds(rows[few - 1]) <= limit:
+        few -= 1
+        left += _seconds(rows[few])
+    few = min(few, SHORT_ROWS)
+    rest = [(f"{len(rows) - few} others", *row[1:]) for row in rows[few:]]
+    return [*rows[:few], *_by_place(rest)] if len(rest) > 1 else list(rows)
 
 
 def _by_place(rows: Sequence[Row]) -> list[Row]:
@@ -107,7 +127,7 @@ def rivals(plan: PlanRecord) -> list[str]:
         for rival in plan.rivals
     ]
     header = ("argument or operator", "count", "chosen", "best rival", "a step")
-    lines = table(header, rows, "lrllr")
+    lines = table(header, rows, "lrwwr")
     if any(r.status != "optimal" for r in plan.rivals) or plan.status != "optimal":
         lines.append("~: one of the two plans is not proved optimal")
     return lines

@@ -18,7 +18,9 @@ ROLES = {
     "input": "arguments",
     "value": "values",
     "copy": "copies of values",
-    "gradients": "gradient sums; weights gathered or cast once",
+    "gradients": "gradient sums",
+    "prepared": "weights gathered or cast once a step",
+    "gradients and prepared": "gradient sums; weights gathered or cast once a step",
     "activations": "micro-batches in flight",
     "late": "weights apart",
     "waiting": "not yet read",
@@ -89,7 +91,11 @@ def _rows(stage: Stage) -> Iterator[tuple[str, str, int, int]]:
         num_bytes = math.prod(shape) * argument.itemsize
         state += num_bytes
         yield "input", "/".join(argument.name.split("/")[:_KEYS]), 1, num_bytes
-    yield "gradients", "", 0, stage.resident_bytes - state
+    if stage.gradient_bytes is None:
+        yield "gradients and prepared", "", 0, stage.resident_bytes - state
+    else:
+        yield "gradients", "", 0, stage.gradient_bytes
+        yield "prepared", "", 0, stage.resident_bytes - state - stage.gradient_bytes
     yield "activations", "", stage.in_flight, stage.in_flight * stage.microbatch_bytes
     yield "late", "", 0, stage.late_bytes
     yield "waiting", "", 0, stage.waiting_bytes

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from collections.abc import Sequence
 
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.stage import Layer, Stage
-from meshwise.plan.text.columns import WIDTH, place_text, shortened, table
-from meshwise.units import bytes_text, seconds_text
+from meshwise.plan.text.columns import (
+    WIDTH,
+    largest_rows,
+    place_text,
+    table,
+    type_text,
+)
+from meshwise.plan.text.names import joined_names, numbers_text
+from meshwise.units import bytes_text, plural, seconds_text
 
-_LONGEST_NAME = 44
+# State that has such a share of the bytes together, as biases, is only counted.
+_SMALL = 1e-3
+_HOLDS_NOTE = (
+    "each holds: bytes of a device for a micro-batch, from the end of its gradients of activations "
+    "to the end of those of weights (`held_bytes` in files)"
+)
 TRIED_NOTE = (
     "The plan is the fastest by simulation of those that were simulated; a number that is not "
     "chosen may be faster by the formula."
@@ -41,21 +55,75 @@ def stage_lines(plan: PlanRecord) -> list[str]:
 
 
 def layer_lines(plan: PlanRecord) -> list[str]:
-    """Return the layouts of the state of each kind of layer, and what several layers read."""
+    """Return the layouts of the state of all layers, and what several layers read.
+
+    Args:
+        plan: The plan.
+    """
+    meshes: dict[tuple[object, ...], list[tuple[Layer, Stage]]] = {}
+    for stage in plan.stages:
+        same = (stage.mesh.sizes, stage.mesh.names)
+        meshes.setdefault(same, []).extend((layer, stage) for layer in stage.layers)
     lines: list[str] = []
-    shown: set[object] = set()
+    for found in meshes.values():
+        rows = _state_rows(found)
+        if rows:
+            numbers = [layer.layer for layer, _ in found]
+            title = f"State of {plural(len(numbers), 'layer')} {numbers_text(numbers)}"
+            lines += ["", f"{title}, mesh {_sizes(found[0][1])}"]
+            lines += table(("state", "count", "type", "layout", "layers"), rows, "wrlww")
+    return lines + _tied(plan)
+
+
+def each_layer_lines(plan: PlanRecord) -> list[str]:
+    """Return the layout of every argument, layer by layer, and what several layers read.
+
+    Args:
+        plan: The plan.
+    """
+    lines: list[str] = []
     for k, stage in enumerate(plan.stages):
         for layer in stage.layers:
-            places = tuple((x.layout, x.in_host) for x in layer.arguments)
-            kind = (layer.equal_to, stage.mesh.sizes, places)
-            if kind not in shown:
-                shown.add(kind)
-                rows = _layouts(layer, stage)
-                if rows:
-                    lines += ["", f"layer {layer.layer} in stage {k}, mesh {_sizes(stage)}", *rows]
-    if plan.tied:
-        lines += ["", "parameters that several layers read: " + ", ".join(plan.tied)]
-    return lines
+            rows = [
+                (
+                    argument.name or f"input {position}",
+                    type_text(argument.dtype, argument.shape),
+                    place_text(argument, stage.mesh.names),
+                )
+                for position, argument in enumerate(layer.arguments)
+            ]
+            if rows:
+                lines += ["", f"layer {layer.layer} in stage {k}, mesh {_sizes(stage)}"]
+                lines += table(("state", "type", "layout"), rows, "lll")
+    return lines + _tied(plan)
+
+
+def _tied(plan: PlanRecord) -> list[str]:
+    if not plan.tied:
+        return []
+    return ["", "parameters that several layers read: " + ", ".join(plan.tied)]
+
+
+def _state_rows(layers: Sequence[tuple[Layer, Stage]]) -> list[tuple[str, ...]]:
+    """Return the state of layers on equal meshes; equal layouts share a row."""
+    groups: dict[tuple[str, str], list[tuple[str, int, int]]] = {}
+    for layer, stage in layers:
+        for position, argument in enumerate(layer.arguments):
+            same = (
+                type_text(argument.dtype, argument.shape),
+                place_text(argument, stage.mesh.names),
+            )
+            num_bytes = math.prod(argument.shape) * argument.itemsize
+            name = argument.name or f"input {position}"
+            groups.setdefault(same, []).append((name, layer.layer, num_bytes))
+    rows: list[tuple[int, tuple[str, ...]]] = []
+    for (type_of, place), found in groups.items():
+        for joined in joined_names([name for name, _, _ in found]):
+            members = [found[member] for member in joined.members]
+            numbers = numbers_text(number for _, number, _ in members)
+            row = (joined.text, str(len(members)), type_of, place, numbers)
+            rows.append((sum(num_bytes for _, _, num_bytes in members), row))
+    return largest_rows(rows, "bytes", _SMALL) if rows else []
 
 
 def _row(number: int, stage: Stage) -> tuple[str, ...]:
@@ -109,21 +177,9 @@ def _weights_apart(plan: PlanRecord) -> list[str]:
     # A pass is a forward or a backward pass of one micro-batch.
     later = ("passes later",) if plan.delays else ()
     names = ("stage", "of backward", *later, "waiting at the peak", "each holds")
-    return ["", "gradients of weights apart", *table(names, rows, "r" * len(names))]
+    lines = table(names, rows, "r" * len(names))
+    return ["", "gradients of weights apart", *lines, *textwrap.wrap(_HOLDS_NOTE, WIDTH)]
 
 
 def _sizes(stage: Stage) -> str:
     return "x".join(map(str, stage.mesh.sizes))
-
-
-def _layouts(layer: Layer, stage: Stage) -> list[str]:
-    rows = [
-        (
-            shortened(argument.name, _LONGEST_NAME),
-            "x".join(map(str, argument.shape)),
-            place_text(argument, stage.mesh.names),
-        )
-        for argument in layer.arguments
-        if len(argument.shape) > 1
-    ]
-    return table(("state", "shape", "layout"), rows, "lll") if rows else []

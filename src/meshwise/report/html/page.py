@@ -42,7 +42,7 @@ def plan_page(
     measured: Timeline | None = None,
     hosts: Sequence[HostStats] = (),
     rivals: Sequence[RivalMethod] = (),
-    simulated: Sequence[SimulatedPlan] = (),
+    simulated: Sequence[SimulatedPlan] | None = None,
 ) -> str:
     """Return one HTML file with everything in it: no network, no other file.
 
@@ -51,7 +51,7 @@ def plan_page(
         measured: A step as it ran, shown below the simulated one.
         hosts: The processes of the job that ran it.
         rivals: What other methods can do, to be shown beside it.
-        simulated: The best pipeline of each schedule that was simulated.
+        simulated: The best pipeline of each schedule that was simulated; None: not known.
 
     Raises:
         PlanError: the plan cannot be simulated.
@@ -72,7 +72,7 @@ def plan_page(
         + "".join(f'<p class="warn">{escaped(text)}</p>' for text in plan.warnings)
         + seconds_section(plan, simulation)
         + rivals_section(plan, rivals, simulation)
-        + schedules_section(simulated)
+        + schedules_section(plan, simulated)
         + ("" if simulation is None else _pictures(plan, simulation, check, measured))
         + hosts_section(hosts)
         + peak_section(plan)

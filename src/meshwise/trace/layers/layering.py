@@ -118,9 +118,9 @@ class Layering:
         )
         return [self.split.names[a.number] for a in (*state, *others)]
 
-    def activation_names(self, layer: int) -> list[str]:
-        """Names that `jax.ad_checkpoint.checkpoint_name` gave to activations of a layer."""
-        return list(_checkpoint_names(self.piece(layer, layer).equations))
+    def activations(self, layer: int) -> list[tuple[str, tuple[int, ...]]]:
+        """Names that `jax.ad_checkpoint.checkpoint_name` gave in a layer, and shapes."""
+        return list(_named(self.piece(layer, layer).equations))
 
     def tied_names(self) -> tuple[str, ...]:
         """Names of parameters that several layers read."""
@@ -227,9 +227,9 @@ def _check_value(split: SplitStep, chain: Chain) -> None:
         )
 
 
-def _checkpoint_names(equations: Sequence[Eqn]) -> Iterator[str]:
+def _named(equations: Sequence[Eqn]) -> Iterator[tuple[str, tuple[int, ...]]]:
     for eqn in equations:
         if eqn.primitive.name == "name":
-            yield str(eqn.params["name"])
+            yield str(eqn.params["name"]), eqn.outvars[0].aval.shape
         for inner in bodies(eqn.params):
-            yield from _checkpoint_names(inner.eqns)
+            yield from _named(inner.eqns)
