@@ -129,13 +129,13 @@ def test_neighbours_of_a_piece_count(where: str) -> None:
     graph = sgd_graph(layered, [leaves() for _ in range(LAYERS)])
     if where == "outputs":
         ident = graph.outputs[0]
-        marked = with_buckets(graph, outputs=[ident], sharers=9)
+        marked = with_buckets(graph, outputs=[ident])
     else:
         ident = graph.inputs[0]
-        marked = with_buckets(graph, inputs=[ident], sharers=9)
+        marked = with_buckets(graph, inputs=[ident])
     assert graph.tensors[ident].sharers == SHARERS
     assert not marked.tensors[ident].sharers
-    assert {tensor.sharers for tensor in marked.tensors} == {0, 9}
+    assert any(tensor.sharers for tensor in marked.tensors)
 
 
 def test_marks_do_not_change_what_is_planned_beside_them() -> None:

@@ -5,7 +5,8 @@ they pay one latency.  Those of gradients and parameters do not wait: only optim
 former, only what is there before the step makes the latter.  A tensor between two dense operators
 is part of the chain that a step waits for, and each of its collectives pays a latency of its own.
 
-Scalars are left out: of one or two in a step, each is a bucket of its own.
+Scalars are left out: of one or two in a step, each is a bucket of its own.  Every layer of a
+pipeline has its own programs, so its tensors share buckets with each other only.
 
 Source: docs/DESIGN decision 16, docs/measurements/overlap.md.
 """
@@ -25,7 +26,6 @@ def with_buckets(
     *,
     inputs: Collection[int] = (),
     outputs: Collection[int] = (),
-    sharers: int | None = None,
 ) -> Graph:
     """Return the graph with `sharers` set on its tensors, also in bodies.
 
@@ -33,10 +33,9 @@ def with_buckets(
         graph: The graph.
         inputs: Ids of inputs that dense operators made before this graph runs.
         outputs: Ids of outputs that dense operators read after it has run.
-        sharers: Gradients that the step makes; by default those that are seen in this graph.
     """
     scope = _Scope(graph, _following(graph, set(inputs)), _leading(graph, set(outputs)))
-    return _marked(scope, max(1, _num_gradients(scope) if sharers is None else sharers))
+    return _marked(scope, max(1, _num_gradients(scope)))
 
 
 class _Scope(NamedTuple):

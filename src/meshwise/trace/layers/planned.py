@@ -311,7 +311,6 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
         graph,
         inputs=[graph.inputs[i] for i in (*inputs.entering_at, *inputs.cotangents_at)],
         outputs=[graph.outputs[j] for j in (*results.leaving_at, *results.cotangents_at)],
-        sharers=len(split.roots),
     )
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
     first, start = inputs.entering_at.start, joint.first_crossing
