@@ -268,7 +268,7 @@ class TrainView:
             f"{self._training.rate_text(summary.median_step_s)}"
         )
         self._console.print(_seconds(summary))
-        has_stages = self._options.stages is not None
+        has_stages = self._options.has_stages
         files = (self._trace_file, self._html_file)
         unwritten = [str(x) for x in files if x is not None]
         if unwritten and not self._is_measured and has_stages:

@@ -30,6 +30,7 @@ from meshwise.system.atomic_file import write_atomically
 from meshwise.system.writable import probe_writable
 from meshwise.trace.step import abstract
 from meshwise.train.checkpoint import Checkpoints
+from meshwise.train.given_plan import check_devices, check_given_plan, refusal
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
 from meshwise.train.kept_plan import keep_plan, kept_plan
@@ -321,15 +322,21 @@ def run_training(
             step that failed and took the state along.
     """
     started = time.perf_counter()
+    check_given_plan(options)
     training = (text_training if options.step is None else own_training)(options)
     _check_folder(options.out)
+    check_devices(options)
     kept = kept_plan(options, job)
     finished = _finished(options, training, job)
     if finished is not None:
         listener.on_finished(finished, kept)
         return finished
     listener.on_start(options, training)
-    step, kept = _planned(training, build, kept)
+    if options.plan is not None:
+        assert kept is not None
+        step, kept = _given(options, training, build, kept), None
+    else:
+        step, kept = _planned(training, build, kept)
     plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
     state = step.init(training.create, training.seed, training.shapes[1])
@@ -440,6 +447,22 @@ def _planned(
     return step, kept
 
 
+def _given(
+    options: TrainOptions, training: Training, build: StepBuilder, plan: Plan
+) -> ParallelTrainStep:
+    """Return the step with the plan that the run is given.
+
+    Raises:
+        PlanError: it is of another program.
+    """
+    step = build(training.step, plan)
+    try:
+        step.plan(*training.shapes)
+    except PlanError as error:
+        raise refusal(options, error) from error
+    return step
+
+
 def _check_folder(out: Path) -> None:
     """Find out whether the folder of a run takes files, before minutes are spent on a plan.
 
@@ -493,7 +516,7 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
     summary = TrainSummary(
         step=options.step,
         num_devices=jax.device_count(),
-        method=options.method,
+        method=options.method if options.plan is None else "plan",
         steps_done=len(run.losses),
         is_complete=len(run.losses) >= options.steps,
         first_loss=statistics.fmean(run.losses[:window]),
