@@ -219,7 +219,9 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for checkpoints and summary. Default: runs/gpt, or runs/MODULE with --step.",
+    help="Folder of the run: checkpoints; losses.csv with the loss of each step, and what else a "
+    "step returns as a scalar; summary.json; plan.json. Default: runs/gpt, or runs/MODULE with "
+    "--step.",
 )
 @click.option(
     "--resume/--fresh",

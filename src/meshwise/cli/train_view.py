@@ -39,6 +39,7 @@ from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
+from meshwise.train.loss_file import FILE as LOSSES
 from meshwise.train.options import TrainOptions
 from meshwise.train.sample import Sample
 from meshwise.train.step import TrainState
@@ -297,7 +298,8 @@ class TrainView:
         self._console.print(table)
         if len(summary.hosts) > 1:
             self._console.print(hosts_text(summary.hosts), markup=False)
-        self._console.print(f"checkpoint: {summary.checkpoint or 'none'}")
+        self._console.print(f"losses: {self._options.out / LOSSES}", soft_wrap=True)
+        self._console.print(f"checkpoint: {summary.checkpoint or 'none'}", soft_wrap=True)
         if self._html_file is None:
             self.note("the plan as a page with pictures: --html plan.html")
         if self._trace_file is None and has_stages:

@@ -10,7 +10,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from meshwise.train.given_plan import check_devices, check_given_plan, refusal
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
 from meshwise.train.kept_plan import keep_plan, kept_plan
+from meshwise.train.loss_file import LossFile, metrics_in
 from meshwise.train.options import TrainOptions
 from meshwise.train.own_step import own_training
 from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
@@ -132,8 +133,10 @@ class _Run:
         measured_s: Seconds of that step.
         checkpoints_s: Seconds in which the run restored or saved its state, or waited for that.
         first_save_s: Seconds of these in which the first checkpoint of this call was begun.
+        loss_file: The file of losses; None in processes that write none.
         saving: The step of the checkpoint that is being written; None if none is.
         unsaved: Why the checkpoint that was begun last is not there; None if it is.
+        unwritten: Why other files of the run are not there.
     """
 
     options: TrainOptions
@@ -151,8 +154,10 @@ class _Run:
     measured_s: float | None = None
     checkpoints_s: float = 0.0
     first_save_s: float | None = None
+    loss_file: LossFile | None = None
     saving: int | None = None
     unsaved: str | None = None
+    unwritten: list[str] = field(default_factory=list[str])
 
     @property
     def median_step_s(self) -> float:
@@ -219,6 +224,8 @@ class _Run:
             self.state, result = self.step(self.state, batch)
         self.losses.append(float(self.training.loss(result)))  # Waits for the device.
         step_s = time.perf_counter() - began
+        if self.loss_file is not None:
+            self.loss_file.add(done + 1, self.losses[-1], metrics_in(result))
         if is_measured:
             assert self.timeline is not None
             self.measured_s = step_s
@@ -231,6 +238,47 @@ class _Run:
         """Return what the processes did and hold; none before the first step."""
         has_run = self.step_times_s or self.measured_s is not None
         return self.step.stats()["hosts"] if has_run else ()
+
+    def write_summary(self, summary: TrainSummary) -> None:
+        """Write the summary beside the checkpoints.
+
+        Args:
+            summary: Of the run.
+        """
+        file = self.options.out / SUMMARY
+        try:
+            write_atomically(file, summary.to_json() + "\n")
+        except OSError as error:
+            self.unwritten.append(f"{file} is not written: {error}")
+
+    def check_saved(self, summary: TrainSummary) -> None:
+        """Check that the last state and the files of the run are on disk.
+
+        Args:
+            summary: Of the run.
+
+        Raises:
+            CheckpointError: one of them is not.
+        """
+        losses = "" if self.loss_file is None else self.loss_file.failure
+        failures = [*filter(None, (self.unsaved, losses)), *self.unwritten]
+        if failures:
+            kept = "no checkpoint is there"
+            if summary.checkpoint:
+                kept = f"the newest checkpoint is {summary.checkpoint}"
+            raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
+
+    def sample(self) -> None:
+        """Let a model on text write a text."""
+        corpus = self.training.corpus
+        if corpus is None:
+            return
+        try:
+            sample = sampled(self.options, corpus, self.state.params)
+        except jax.errors.JaxRuntimeError as error:  # as when memory runs out
+            self.listener.on_unsampled(str(error))
+        else:
+            self.listener.on_sample(sample)
 
     def _check_state(self) -> None:
         # The loss is there before the update is done.
@@ -312,7 +360,8 @@ def run_training(
         follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
 
     Returns:
-        The summary, also in `summary.json` in the folder of the run.
+        The summary, also in `summary.json` in the folder of the run; `losses.csv` there has the
+        loss of each step.
 
     Raises:
         CheckpointError: nothing can be written to the folder of the run, found before planning;
@@ -332,11 +381,7 @@ def run_training(
         listener.on_finished(finished, kept)
         return finished
     listener.on_start(options, training)
-    if options.plan is not None:
-        assert kept is not None
-        step, kept = _given(options, training, build, kept), None
-    else:
-        step, kept = _planned(training, build, kept)
+    step, kept = (_planned if options.plan is None else _given)(options, training, build, kept)
     plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
     state = step.init(training.create, training.seed, training.shapes[1])
@@ -366,12 +411,13 @@ def run_training(
             listener=listener,
             state=state,
             follow=None if follow is None else partial(follow, plan),
-            anew=None if kept is None else lambda: _planned(training, build, None)[0],
+            anew=None if kept is None else lambda: _planned(options, training, build)[0],
         )
         del state
         run.resume()
         first_step = len(run.losses)
-        run.train(should_stop)
+        with LossFile(options.out, run.losses) if writes else nullcontext() as run.loss_file:
+            run.train(should_stop)
         newest = checkpoints.newest_step
     summary = replace(
         _summary(run, plan, run.step.fidelity(run.state, training.shapes[1])),
@@ -385,25 +431,11 @@ def run_training(
         wall_s=time.perf_counter() - started,
     )
     listener.on_end(summary)
-    failures = [] if run.unsaved is None else [run.unsaved]
     if writes:
-        try:
-            write_atomically(options.out / SUMMARY, summary.to_json() + "\n")
-        except OSError as error:
-            failures.append(f"{options.out / SUMMARY} is not written: {error}")
-    if failures:
-        kept = "no checkpoint is there"
-        if newest is not None:
-            kept = f"the newest checkpoint is {summary.checkpoint}"
-        raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
-    corpus = training.corpus
-    if corpus is not None and job is None and summary.is_complete and not should_stop():
-        try:
-            sample = sampled(options, corpus, run.state.params)
-        except jax.errors.JaxRuntimeError as error:  # as when memory runs out
-            listener.on_unsampled(str(error))
-        else:
-            listener.on_sample(sample)
+        run.write_summary(summary)
+    run.check_saved(summary)
+    if job is None and summary.is_complete and not should_stop():
+        run.sample()
     return summary
 
 
@@ -433,7 +465,7 @@ def _finished(options: TrainOptions, training: Training, job: Job | None) -> Tra
 
 
 def _planned(
-    training: Training, build: StepBuilder, kept: Plan | None
+    options: TrainOptions, training: Training, build: StepBuilder, kept: Plan | None = None
 ) -> tuple[ParallelTrainStep, Plan | None]:
     """Return the step with a plan, and the plan that was kept if it is that one."""
     step = build(training.step, kept)
@@ -443,13 +475,13 @@ def _planned(
         if kept is None:
             raise
         # It is of another program.
-        return _planned(training, build, None)
+        return _planned(options, training, build)
     return step, kept
 
 
 def _given(
-    options: TrainOptions, training: Training, build: StepBuilder, plan: Plan
-) -> ParallelTrainStep:
+    options: TrainOptions, training: Training, build: StepBuilder, plan: Plan | None
+) -> tuple[ParallelTrainStep, None]:
     """Return the step with the plan that the run is given.
 
     Raises:
@@ -460,7 +492,7 @@ def _given(
         step.plan(*training.shapes)
     except PlanError as error:
         raise refusal(options, error) from error
-    return step
+    return step, None
 
 
 def _check_folder(out: Path) -> None:
@@ -522,6 +554,7 @@ def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainS
         first_loss=statistics.fmean(run.losses[:window]),
         last_loss=statistics.fmean(run.losses[-window:]),
         loss_steps=window,
+        final_loss=run.losses[-1],
         predicted_step_s=plan.step_time_s,
         median_step_s=median_s,
         is_median_measured=run.measured_s is not None and not run.step_times_s,
