@@ -30,6 +30,7 @@ from meshwise.system.atomic_file import write_atomically
 from meshwise.system.writable import probe_writable
 from meshwise.trace.step import abstract
 from meshwise.train.checkpoint import Checkpoints
+from meshwise.train.checkpoint_meta import check_resumable
 from meshwise.train.given_plan import check_devices, check_given_plan, refusal
 from meshwise.train.heldout import heldout_look
 from meshwise.train.history import History
@@ -364,9 +365,9 @@ def run_training(
         loss of each step.
 
     Raises:
-        CheckpointError: nothing can be written to the folder of the run, found before planning;
-            no checkpoint there can be restored, or they are of another run; or the last state could
-            not be saved.
+        CheckpointError: nothing can be written to the folder of the run, or the checkpoints there
+            are of another run, both found before planning; no checkpoint there can be restored; or
+            the last state could not be saved.
         MeshwiseError: no plan, no text, a step of the user's own that cannot be trained, or a
             step that failed and took the state along.
     """
@@ -380,6 +381,7 @@ def run_training(
     if finished is not None:
         listener.on_finished(finished, kept)
         return finished
+    _check_resumable(options, training, job)
     listener.on_start(options, training)
     step, kept = (_planned if options.plan is None else _given)(options, training, build, kept)
     plan = step.plan(*training.shapes)
@@ -462,6 +464,22 @@ def _finished(options: TrainOptions, training: Training, job: Job | None) -> Tra
         if not checkpoints.has_whole(summary.steps_done):
             return None
         return replace(summary, checkpoint=str(folder / str(checkpoints.newest_step)))
+
+
+def _check_resumable(options: TrainOptions, training: Training, job: Job | None) -> None:
+    """Find out whether the checkpoints are of this run, before minutes are spent on a plan.
+
+    Raises:
+        CheckpointError: they are of another one.
+    """
+    folder = (options.out / CHECKPOINT_FOLDER).absolute()
+    if options.fresh:
+        return
+    check = partial(check_resumable, folder, training.identity, training.shapes[0])
+    if job is None:
+        check()
+    else:
+        job.from_first("whether the run goes on", check)
 
 
 def _planned(
