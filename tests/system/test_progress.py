@@ -27,6 +27,22 @@ def test_only_a_block_that_takes_long_shows_lines() -> None:
     assert not logging.getLogger("meshwise").handlers
 
 
+def test_what_is_done_when_the_patience_ends_is_shown_then() -> None:
+    lines: list[str] = []
+    is_shown = threading.Event()
+
+    def show(line: str) -> None:
+        lines.append(line)
+        is_shown.set()
+
+    with shown(show, patience_s=0.2):
+        say("first")
+        say("second")
+        assert is_shown.wait(60)
+        say("third")
+    assert [line.split("s  ")[1] for line in lines] == ["second", "third"]
+
+
 def test_each_line_is_shown_once_and_a_warning_at_once(caplog: pytest.LogCaptureFixture) -> None:
     at_once: list[str] = []
     with caplog.at_level(logging.INFO), shown(at_once.append, patience_s=3600.0):

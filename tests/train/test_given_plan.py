@@ -101,7 +101,7 @@ def test_more_devices_than_there_are_are_refused_before_planning(
         step = mw.parallelize(own_steps.step, method=mw.DataParallel(), cluster=cluster)
         changes = {"plan": step.plan(state, own_steps.batch(0))}
     options = replace(options, **changes)
-    text = f"--{name}: .* has {2 * there} devices, and this run has {there} .cpu.; give --devices"
+    text = f"--{name}.* needs {2 * there} devices, and this run has {there} .cpu.; give --devices"
     with pytest.raises(ClusterError, match=text):
         run_training(options, step_builder(options), seen)
     assert not seen.events

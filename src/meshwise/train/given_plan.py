@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import jax
 
+import meshwise as mw
 from meshwise.errors import ClusterError, InfeasibleError, PlanError
-from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.planner.other_step import REMEDY
+from meshwise.request.devices import devices_needed
+from meshwise.train.build import method_of
 from meshwise.train.options import TrainOptions
 from meshwise.units import bytes_text, counted
 
@@ -70,30 +72,23 @@ def check_devices(options: TrainOptions) -> None:
     Raises:
         ClusterError: there are too few devices.
     """
-    there, plan, cluster = jax.device_count(), options.plan, options.cluster
+    plan, cluster = options.plan, options.cluster
     if plan is not None:
-        name, needed, remedy = "--plan", num_devices(plan), "leave --plan out to plan for them"
-    elif cluster is not None and not cluster.is_mixed:  # Else some may stay idle.
-        name, needed, remedy = "--cluster", cluster.num_devices, "give a cluster with so many"
+        needed, name = devices_needed(mw.Replay(plan), mw.Cluster.local), "--plan: the plan"
+        remedy = "leave --plan out to plan for those that are here"
+    elif cluster is not None:
+        needed, name = devices_needed(method_of(options), lambda: cluster), f"--cluster {cluster}"
+        remedy = "give a cluster with as many as the run has"
     else:
         return
+    there = jax.device_count()
     if needed > there:
         kind = jax.devices()[0].platform
         more = f"give --devices {needed}, or " if kind == "cpu" else ""
-        what = "the plan" if plan is not None else str(cluster and cluster.name)
         raise ClusterError(
-            f"{name}: {what} has {counted(needed, 'device')}, and this run has {there} ({kind}); "
+            f"{name} needs {counted(needed, 'device')}, and this run has {there} ({kind}); "
             f"{more}{remedy}"
         )
-
-
-def num_devices(plan: Plan) -> int:
-    """Return how many devices a plan uses, counted from the first of the cluster.
-
-    Args:
-        plan: The plan.
-    """
-    return max(stage.first_device + stage.num_devices for stage in plan.stages)
 
 
 def refusal(options: TrainOptions, error: PlanError) -> PlanError:
