@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
@@ -63,6 +65,16 @@ def test_parallelize_logs_what_it_plans(caplog: pytest.LogCaptureFixture) -> Non
     lines = [record.getMessage() for record in caplog.records]
     assert "B=1: on the meshes 4, 2x2" in lines
     assert "tracing" in lines
+
+
+def test_compiling_and_the_first_state_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    fun, state, batch = perceptron((8, 16, 8), 8)
+    step = mw.parallelize(fun, method=mw.DataParallel())
+    step.plan(state, batch)
+    with caplog.at_level(logging.INFO, logger="meshwise"):
+        step.init(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state), batch)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["compiling step", "making the first state"]
 
 
 def test_what_takes_long_says_once_how_progress_is_seen(caplog: pytest.LogCaptureFixture) -> None:

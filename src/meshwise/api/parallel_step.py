@@ -76,7 +76,7 @@ from meshwise.request.plan_request import PlanRequest
 from meshwise.runtime.devices import devices_for
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
-from meshwise.system.progress import told_if_slow
+from meshwise.system.progress import say, told_if_slow
 from meshwise.trace.call import under_mesh
 from meshwise.trace.step import abstract
 from meshwise.trace.weak_types import weak_types
@@ -398,6 +398,7 @@ class ParallelStep(PlannedStep):
             key, leaves = found
             executable = self._compiled(key, self._planned[key])
         wanted = [executable.in_shardings[n] for n in leaves]
+        say("making the first state")
         made, in_job = under_mesh(fun, users_mesh()), self._job() is not None
         with own_context():
             return born_sharded(made, fun_args, state, wanted, in_job=in_job)
@@ -687,6 +688,7 @@ class ParallelStep(PlannedStep):
         from meshwise.runtime.kept_programs import kept_programs
 
         if key not in self._executables:
+            say(f"compiling {self._options.name}")
             with own_context(), kept_programs():
                 self._executables[key] = compile_planned(planned, self._job())
         return self._executables[key]

@@ -52,7 +52,7 @@ def signals_set(flag: StopFlag, view: TrainView) -> Generator[None]:
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
         flag.set(number)
-        if not view.is_planned:
+        if not view.is_ready:
             raise _EndedError(flag.exit_code)  # There is nothing to save yet.
         view.note("stopping after this step; the state will be saved (again to stop at once)")
         for each, handler in before.items():

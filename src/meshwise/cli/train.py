@@ -200,7 +200,8 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--memory",
     type=ByteSize(),
-    help="Limit of one device, as 512MiB. Default: what the device has.",
+    help="Limit of one device, as 512MiB. Default: what the device has; virtual CPU devices share "
+    "the memory of this machine.",
 )
 @offload_option
 @_option(

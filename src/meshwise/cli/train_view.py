@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwise.cli.option_names import shown, with_options
+from meshwise.cli.search_text import train_memory_text, train_search_text
 from meshwise.jax_compat.arrays import HOST_MEMORY
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
@@ -45,7 +46,7 @@ from meshwise.train.sample import Sample
 from meshwise.train.step import TrainState
 from meshwise.train.summary import TrainSummary
 from meshwise.train.training import Training
-from meshwise.units import bytes_text, counted, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, range_text, seconds_text
 
 # The number of a layer in a name, as in "params/block_3/up".
 _NUMBER = re.compile(r"(?<=[_/])\d+(?=/)")
@@ -101,9 +102,9 @@ class TrainView:
             expand=True,
         )
         self._task: TaskID | None = None
-        self._is_planned = False
+        self._is_ready = False
         self._plan_warnings: list[str] = []
-        self._planned_at = 0.0
+        self._ready_at = 0.0
 
     @property
     def unwritten(self) -> tuple[str, ...]:
@@ -111,9 +112,9 @@ class TrainView:
         return tuple(self._unwritten)
 
     @property
-    def is_planned(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether there is a plan and a state."""
-        return self._is_planned
+        return self._is_ready
 
     def __enter__(self) -> Self:
         """Return the view."""
@@ -130,19 +131,24 @@ class TrainView:
 
     def note(self, text: str) -> None:
         """A line above the progress bar."""
-        self._console.print(f"[dim]{text}")
+        self._console.print(Text(text, style="dim"))
 
     def on_start(self, options: TrainOptions, training: Training) -> None:
         """Say what is trained on what."""
         self._options, self._training = options, training
-        devices = jax.devices()
         self._console.print(Text.assemble((training.name, "bold"), " ", training.about))
+        devices = jax.devices()
+        asked = f"micro-batches: {options.num_microbatches}, method: {options.method}"
+        if options.plan is not None:
+            asked = "the plan of --plan"
         self._console.print(
             f"{counted(len(devices), f'{devices[0].device_kind} device')}; {training.amount} a "
-            f"step, micro-batches: {options.num_microbatches}, method: {options.method}"
+            f"step, {asked}"
         )
+        if memory := train_memory_text(options):
+            self.note(memory)
         once = "; the solver is compiled too, once, in a minute at most"
-        self.note(f"planning{'' if has_kernels() else once}")
+        self.note(f"{train_search_text(options)}{'' if has_kernels() else once}")
 
     def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
         """Say so, and how to go on; the page needs no step."""
@@ -160,13 +166,11 @@ class TrainView:
         elif self._html_file is not None:
             self._unwritten.append(f"no plan of these settings is kept for {self._html_file}")
 
-    def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
-        """Show the plan as tables."""
-        self._is_planned = True
+    def on_plan(self, plan: Plan, plan_s: float) -> None:
+        """Show the plan as a table."""
         self._plan = plan
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
-        self._console.print(layout_table(state, plan))
         is_one = plan.schedule == ONE_PROGRAM
         assert self._options is not None
         limit = self._options.memory_bytes
@@ -178,8 +182,15 @@ class TrainView:
             self._warn(warning)
         if is_one and self._html_file is not None:
             self._write(self._html_file, plan_page(told))
-        self.note("compiling the step for the devices")
-        self._planned_at = time.perf_counter()
+        self.note("compiling the step, then making the first state")
+
+    def on_state(self, state: PyTree, init_s: float) -> None:
+        """Show how the state lies."""
+        assert self._plan is not None
+        self._is_ready = True
+        self._console.print(layout_table(state, self._plan))
+        self.note(f"the step is compiled and the first state made, {seconds_text(init_s)} later")
+        self._ready_at = time.perf_counter()
 
     def on_plan_warning(self, text: str) -> None:
         """Say what a plan warns of, below its tables.
@@ -188,7 +199,7 @@ class TrainView:
             text: The warning, after the name of the step.
         """
         warning = with_options(text.partition(": ")[2], "train")
-        if self._is_planned:
+        if self._plan is not None:
             self._warn(warning)
         else:
             self._plan_warnings.append(warning)
@@ -203,8 +214,8 @@ class TrainView:
         assert self._training is not None
         rate = self._training.rate_text(step_s)
         if self._task is None:
-            ready_s = time.perf_counter() - self._planned_at
-            self.note(f"the first step is done, {seconds_text(ready_s)} later")
+            first_s = time.perf_counter() - self._ready_at
+            self.note(f"the first step is done, {seconds_text(first_s)} later")
             self._progress.start()
             self._task = self._progress.add_task(
                 "", total=self._options.steps, completed=step, loss=loss, rate=rate
@@ -407,11 +418,10 @@ def pipeline_table(plan: Plan, plan_s: float) -> Table:
     for name in ("forward", "backward", "once", "memory"):
         table.add_column(name, justify="right")
     for number, stage in enumerate(plan.stages):
-        last = stage.first_device + stage.num_devices - 1
         table.add_row(
             str(number),
-            f"{stage.first_layer}-{stage.last_layer}",
-            f"{stage.first_device}-{last}",
+            range_text(stage.first_layer, stage.last_layer),
+            range_text(stage.first_device, stage.first_device + stage.num_devices - 1),
             "x".join(map(str, stage.mesh.sizes)),
             stage.remat,
             *map(seconds_text, (stage.forward_s, stage.backward_s, stage.once_s)),
@@ -484,8 +494,8 @@ def _seconds(summary: TrainSummary) -> str:
     """Return where the seconds of the call went, the largest parts by name."""
     parts = {
         "plan": summary.plan_s,
-        "first state": summary.init_s,
-        "steps with compiling": summary.steps_s,
+        "compiling and first state": summary.init_s,
+        "steps": summary.steps_s,
         "checkpoints": summary.checkpoints_s,
     }
     parts["other"] = summary.wall_s - sum(parts.values())

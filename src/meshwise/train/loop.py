@@ -67,8 +67,12 @@ class Listener(Protocol):
         """The run has all its steps, so nothing is done; the plan is that which was kept."""
         ...
 
-    def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
-        """The plan is found and the state lies as it says."""
+    def on_plan(self, plan: Plan, plan_s: float) -> None:
+        """The plan is found; the step is compiled now, and then the state is made."""
+        ...
+
+    def on_state(self, state: PyTree, init_s: float) -> None:
+        """The step is compiled, and the first state lies as the plan says."""
         ...
 
     def on_resume(self, step: int) -> None:
@@ -386,9 +390,10 @@ def run_training(
     step, kept = (_planned if options.plan is None else _given)(options, training, build, kept)
     plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
+    listener.on_plan(plan, plan_s)
     state = step.init(training.create, training.seed, training.shapes[1])
     init_s = time.perf_counter() - started - plan_s
-    listener.on_plan(plan, state, plan_s)
+    listener.on_state(state, init_s)
 
     folder = options.out / CHECKPOINT_FOLDER
     writes = job is None or job.process == 0

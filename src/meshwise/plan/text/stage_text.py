@@ -7,7 +7,7 @@ import textwrap
 from meshwise.plan.record import PlanRecord
 from meshwise.plan.stage import Layer, Stage
 from meshwise.plan.text.columns import WIDTH, place_text, shortened, table
-from meshwise.units import bytes_text, seconds_text
+from meshwise.units import bytes_text, range_text, seconds_text
 
 _LONGEST_NAME = 44
 TRIED_NOTE = (
@@ -63,8 +63,8 @@ def _row(number: int, stage: Stage) -> tuple[str, ...]:
     last = stage.first_device + hosts * devices - 1
     return (
         str(number),
-        f"{stage.first_layer}-{stage.last_layer}",
-        f"{stage.first_device}-{last}",
+        range_text(stage.first_layer, stage.last_layer),
+        range_text(stage.first_device, last),
         _sizes(stage),
         stage.remat,
         seconds_text(stage.forward_s),
