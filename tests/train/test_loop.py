@@ -219,7 +219,7 @@ def test_a_text_that_cannot_be_written_does_not_cost_the_run(
     def fails(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr("meshwise.train.loop.sampled", fails)
+    monkeypatch.setattr("meshwise.train.run.sampled", fails)
     told = Recorder()
     run_training(options, JitStep, told)
     assert told.of("unsampled") == [("RESOURCE_EXHAUSTED: no memory",)]
