@@ -78,3 +78,12 @@ def test_a_plan_that_was_changed_is_not_taken_for_the_one_of_the_run(
     keep_plan(options, plan)
     (options.out / FILE).write_text(replace(plan, model="another").to_json())
     assert kept_plan(options) is None
+
+
+def test_a_plan_that_a_run_was_given_is_not_one_that_it_searched(
+    options: TrainOptions, plan: mw.Plan
+) -> None:
+    given = replace(options, plan=plan)
+    keep_plan(given, plan)
+    assert kept_plan(given) == plan
+    assert kept_plan(options) is None

@@ -79,6 +79,7 @@ def _settings(options: TrainOptions, plan: str) -> dict[str, object]:
         "memory_bytes": options.memory_bytes,
         "offload": options.offload,
         "cluster": None if options.cluster is None else str(options.cluster),
+        "is_given": options.plan is not None,
         "devices": devices,
         "versions": [version(name) for name in ("meshwise", "jax", "jaxlib")],
         "plan_sha256": sha256(plan.encode()).hexdigest(),
