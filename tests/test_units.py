@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwise.units import MIB, bytes_unit, counted, plural
+from meshwise.units import MIB, bytes_unit, counted, plural, range_text
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,7 @@ def test_a_noun_follows_its_number(count: int, noun: str, text: str) -> None:
 )
 def test_unit_of_bytes(num_bytes: float, unit: tuple[int, str]) -> None:
     assert bytes_unit(num_bytes) == unit
+
+
+def test_a_range_of_one_number_is_that_number() -> None:
+    assert (range_text(0, 3), range_text(2, 2)) == ("0-3", "2")

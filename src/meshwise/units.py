@@ -43,6 +43,16 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {plural(count, noun)}"
 
 
+def range_text(first: int, last: int) -> str:
+    """Return the numbers of a range, such as `0-3`, or `0` where there is only one.
+
+    Args:
+        first: The first number.
+        last: The last one.
+    """
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> str:
     size = float(value)
     for name in names[:-1]:

@@ -26,7 +26,8 @@ from rich.table import Table
 
 from doubles.jit_step import PLAN, TIMELINE, JitStep
 from meshwise.cli import COMMANDS, main
-from meshwise.cli.train_view import TrainView, layout_table
+from meshwise.cli.train_tables import layout_table
+from meshwise.cli.train_view import TrainView
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError, PlanWarning
 from meshwise.graph.layout import Layout

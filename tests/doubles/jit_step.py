@@ -135,8 +135,11 @@ class Recorder:
     def on_finished(self, summary: Any, plan: Any) -> None:
         self.events.append(("finished", summary.steps_done))
 
-    def on_plan(self, plan: Any, state: Any, plan_s: float) -> None:
+    def on_plan(self, plan: Any, plan_s: float) -> None:
         self.events.append(("plan", plan))
+
+    def on_state(self, state: Any, init_s: float) -> None:
+        self.events.append(("state", state))
 
     def on_resume(self, step: int) -> None:
         self.events.append(("resume", step))

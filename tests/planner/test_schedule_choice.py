@@ -114,7 +114,7 @@ def test_a_schedule_that_cannot_be_had_is_told_and_passed_over() -> None:
     told: list[str] = []
     plan = planned(told.append, num_stages=2)
     assert plan.schedule != "interleaved-1f1b"
-    assert any(t.startswith("schedules interleaved-1f1b: ") and "2 stages" in t for t in told)
+    assert any(t.startswith("schedule interleaved-1f1b: ") and "2 stages" in t for t in told)
 
 
 def test_stages_that_alone_take_as_long_are_left_out() -> None:
@@ -126,7 +126,7 @@ def test_stages_that_alone_take_as_long_are_left_out() -> None:
     plan, told = told_of((ONE_F_ONE_B, ZERO_BUBBLE))
     by_name, _ = told_of((ZERO_BUBBLE,))
     assert plan.step_time_s == min(fast.step_time_s, by_name.step_time_s)
-    assert any(t.startswith("schedules zero-bubble-h1") for t in told)
+    assert any(t.startswith("schedule zero-bubble-h1") for t in told)
 
 
 def shared() -> tuple[Any, Any]:

@@ -30,6 +30,22 @@ def test_only_a_block_that_takes_long_shows_lines() -> None:
     assert not logging.getLogger("meshwise").handlers
 
 
+def test_what_is_done_when_the_patience_ends_is_shown_then() -> None:
+    lines: list[str] = []
+    is_shown = threading.Event()
+
+    def show(line: str) -> None:
+        lines.append(line)
+        is_shown.set()
+
+    with shown(show, patience_s=0.2):
+        say("first")
+        say("second")
+        assert is_shown.wait(60)
+        say("third")
+    assert [line.split("s  ")[1] for line in lines] == ["second", "third"]
+
+
 def test_each_line_is_shown_once_and_a_warning_at_once(caplog: pytest.LogCaptureFixture) -> None:
     at_once: list[str] = []
     with caplog.at_level(logging.INFO), shown(at_once.append, patience_s=3600.0):
@@ -70,6 +86,16 @@ def test_a_call_logs_that_it_compiles(caplog: pytest.LogCaptureFixture) -> None:
         assert lines[-1] == "compiling step"
         parallel(state, args[1])
     assert len(caplog.records) == len(lines)
+
+
+def test_compiling_and_the_first_state_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    fun, state, batch = perceptron((8, 16, 8), 8)
+    step = mw.parallelize(fun, method=mw.DataParallel())
+    step.plan(state, batch)
+    with caplog.at_level(logging.INFO, logger="meshwise"):
+        step.init(lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state), batch)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == ["compiling step", "making the first state"]
 
 
 def test_what_takes_long_says_once_how_progress_is_seen(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,9 @@ import jax
 import pytest
 
 import meshwise as mw
+from meshwise.report.plan_file import plan_from_file
 from meshwise.train.corpus import load_corpus
-from meshwise.train.kept_plan import FILE, keep_plan, kept_plan
+from meshwise.train.kept_plan import FILE, SETTINGS_FILE, keep_plan, kept_plan
 from meshwise.train.options import TrainOptions
 from meshwise.train.step import state_creator, train_step_of
 
@@ -38,6 +39,7 @@ def test_a_plan_is_kept_for_the_same_settings_only(options: TrainOptions, plan: 
     assert kept_plan(options) is None
     keep_plan(options, plan)
     assert kept_plan(options) == plan
+    assert plan_from_file(options.out / FILE) == plan
     assert kept_plan(replace(options, steps=options.steps + 1)) == plan
     for other in (
         {"fresh": True},
@@ -52,17 +54,36 @@ def test_a_plan_is_kept_for_the_same_settings_only(options: TrainOptions, plan: 
         assert kept_plan(changed) is None, other
 
 
+@pytest.mark.parametrize("file", [FILE, SETTINGS_FILE])
 @pytest.mark.parametrize("change", ["", "[]", "{", '{"of": 1}', '{"plan": {}}', "[" * 100_000])
 def test_a_file_that_says_no_plan_is_passed_over(
-    options: TrainOptions, plan: mw.Plan, change: str
+    options: TrainOptions, plan: mw.Plan, file: str, change: str
 ) -> None:
-    (options.out / FILE).write_text(change)
+    keep_plan(options, plan)
+    (options.out / file).write_text(change)
     assert kept_plan(options) is None
 
 
 def test_a_plan_of_other_devices_is_passed_over(options: TrainOptions, plan: mw.Plan) -> None:
     keep_plan(options, plan)
-    told = json.loads((options.out / FILE).read_text())
-    told["of"]["devices"].pop()
-    (options.out / FILE).write_text(json.dumps(told))
+    told = json.loads((options.out / SETTINGS_FILE).read_text())
+    told["devices"].pop()
+    (options.out / SETTINGS_FILE).write_text(json.dumps(told))
+    assert kept_plan(options) is None
+
+
+def test_a_plan_that_was_changed_is_not_taken_for_the_one_of_the_run(
+    options: TrainOptions, plan: mw.Plan
+) -> None:
+    keep_plan(options, plan)
+    (options.out / FILE).write_text(replace(plan, model="another").to_json())
+    assert kept_plan(options) is None
+
+
+def test_a_plan_that_a_run_was_given_is_not_one_that_it_searched(
+    options: TrainOptions, plan: mw.Plan
+) -> None:
+    given = replace(options, plan=plan)
+    keep_plan(given, plan)
+    assert kept_plan(given) == plan
     assert kept_plan(options) is None

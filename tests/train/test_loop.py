@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from doubles.failing_programs import failing_later, forget_failures
 from doubles.jit_step import JitStep, Recorder
-from meshwise.errors import MeshwiseError, StateLostError
+from meshwise.errors import CheckpointError, MeshwiseError, StateLostError
+from meshwise.train.checkpoint_meta import check_resumable
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
+from meshwise.train.text_training import text_training
 
 pytestmark = pytest.mark.usefixtures("quick_compile", "one_layer")
 
@@ -175,8 +178,31 @@ def test_a_finished_run_does_nothing_and_can_be_extended(options: TrainOptions) 
 
 def test_another_run_is_not_continued(options: TrainOptions) -> None:
     run_training(replace(options, steps=2), JitStep, Recorder())
+    seen = Recorder()
     with pytest.raises(MeshwiseError, match=r"of another run:\n  seed: 0 there, 1 here\nuse "):
-        run_training(replace(options, seed=1), JitStep, Recorder())
+        run_training(replace(options, seed=1), JitStep, seen)
+    assert seen.events == []  # Before anything was planned.
+
+
+def test_a_state_of_other_arrays_is_refused_without_a_plan(options: TrainOptions) -> None:
+    folder = options.out / "checkpoints"
+    run_training(replace(options, steps=2), JitStep, Recorder())
+    training = text_training(options)
+    state = training.shapes[0]
+    check_resumable(folder, training.identity, state)
+    for changed, text in (
+        (
+            state._replace(step=jax.ShapeDtypeStruct((), jnp.float32)),
+            r"step: int32\[\] there, fl",
+        ),
+        (state._replace(opt_state=()), r"state opt_state/1/0/count: int32\[\] there, None here"),
+        (state._replace(params={**state.params, "more": state.step}), "more: None there, int32"),
+    ):
+        with pytest.raises(CheckpointError, match=text):
+            check_resumable(folder, training.identity, changed)
+    # What is torn is for restoring to find out.
+    (folder / "2" / "state" / "_METADATA").write_text("{")
+    check_resumable(folder, {}, state)
 
 
 def test_a_changed_text_is_not_continued(options: TrainOptions) -> None:
@@ -193,7 +219,7 @@ def test_a_text_that_cannot_be_written_does_not_cost_the_run(
     def fails(*_: Any) -> Any:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no memory")
 
-    monkeypatch.setattr("meshwise.train.loop.sampled", fails)
+    monkeypatch.setattr("meshwise.train.run.sampled", fails)
     told = Recorder()
     run_training(options, JitStep, told)
     assert told.of("unsampled") == [("RESOURCE_EXHAUSTED: no memory",)]

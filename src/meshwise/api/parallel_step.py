@@ -69,9 +69,11 @@ from meshwise.planner.step import (
     plan_call,
 )
 from meshwise.planner.step_call import StepCall
-from meshwise.request.methods import Auto, IntraOp, PlannedStep
+from meshwise.request.devices import devices_needed
+from meshwise.request.methods import Auto, IntraOp, PlannedStep, Replay
 from meshwise.request.placement import Placement
 from meshwise.request.plan_request import PlanRequest
+from meshwise.runtime.devices import devices_for
 from meshwise.runtime.job.job import Job, current_job
 from meshwise.simulate.timeline import Timeline
 from meshwise.system.progress import say, told_if_slow
@@ -241,6 +243,7 @@ class ParallelStep(PlannedStep):
         from meshwise.runtime.kept_programs import kept_programs
 
         is_new = key not in self._executables
+        self._check_devices(key)
         planned = self._plan(binding, call)
         if is_new and (told := moved_to_one_mesh(leaves, planned.plan)):
             self._tell(told)
@@ -395,6 +398,7 @@ class ParallelStep(PlannedStep):
             key, leaves = found
             executable = self._compiled(key, self._planned[key])
         wanted = [executable.in_shardings[n] for n in leaves]
+        say("making the first state")
         made, in_job = under_mesh(fun, users_mesh()), self._job() is not None
         with own_context():
             return born_sharded(made, fun_args, state, wanted, in_job=in_job)
@@ -668,7 +672,16 @@ class ParallelStep(PlannedStep):
         raise PlanError(refusal)
 
     def _executable(self, binding: Binding, call: Call) -> StepExecutable:
-        return self._compiled(self._key(binding, call), self._plan(binding, call))
+        key = self._key(binding, call)
+        self._check_devices(key)
+        return self._compiled(key, self._plan(binding, call))
+
+    def _check_devices(self, key: Hashable) -> None:
+        """Refuse to plan what could not run, for too few devices."""
+        method, cluster = self._request.method, self._request.cluster
+        is_given = isinstance(method, Replay) or cluster is not seen_cluster
+        if is_given and key not in self._planned:
+            devices_for(devices_needed(method, cluster), self._job())
 
     def _compiled(self, key: Hashable, planned: PlannedCall) -> StepExecutable:
         from meshwise.api.compilation import compile_planned

@@ -25,6 +25,8 @@ from meshwise.intra.options import IntraOptions, IntraResult
 from meshwise.intra.plan_graph import TIED, Prepared, free_answer, planned, prepared, relative_gap
 from meshwise.intra.price import step_time_s
 from meshwise.intra.regions import Region
+from meshwise.system.progress import say
+from meshwise.units import bytes_text
 
 # Two costs are equal if no more than rounding lies between.
 _SLACK = 1e-9
@@ -75,6 +77,11 @@ class MeshPlace:
             restriction = loose
         options = dataclasses.replace(self.options, restriction=restriction)
         return dataclasses.replace(self, options=options)
+
+    @property
+    def mesh_text(self) -> str:
+        """The mesh, for display."""
+        return f"mesh {'x'.join(map(str, self.mesh.sizes)) or '1'}"
 
     def prepared(self) -> Prepared:
         """Return the cheapest plan without a limit of memory.
@@ -224,6 +231,7 @@ class Search:
             self._bound_s = min(self._bound_s, self._tried(item))
         promising = [item for item in waiting if not self._is_beaten(item.made.bound_s)]
         if promising and not self._is_optimal():
+            say(f"searching the plans of {', '.join(BASELINES)}")
             flat = {item.number for item in waiting if item.place.mesh.sizes in self._flat}
             for item in sorted(promising, key=lambda item: item.number):
                 self._report(f"{_mesh(item.place)}: plans of {', '.join(BASELINES)}")
@@ -236,6 +244,12 @@ class Search:
         bound_s = item.made.bound_s
         if self._is_beaten(bound_s):
             return bound_s
+        limit = item.place.options.memory_bytes
+        if limit is not None and not item.fits:
+            say(
+                f"{item.place.mesh_text}: the fastest plan holds {bytes_text(item.free.num_bytes)} "
+                f"a device; searching one within {bytes_text(limit)}"
+            )
         try:
             result = self._planned(item.made, item.free)
         except TooLargeError as error:

@@ -26,6 +26,7 @@ from meshwise.cli.params import (
     statistics_option,
     trace_option,
 )
+from meshwise.cli.search_text import plan_search_text
 from meshwise.cli.steps import chosen_step, model_names
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import MeshwiseError
@@ -87,8 +88,8 @@ Examples:
     "--cluster",
     type=ClusterName(),
     required=True,
-    help="Hosts by name, as '8x dgx-h100'; a TPU slice, as v5e-256; virtual CPU devices, as "
-    "'8 cpu'; or a file. An unknown name is answered with the known ones.",
+    help="Hosts by name, as '8x dgx-h100'; a TPU slice, as v5e-256; virtual CPU devices of a "
+    "machine with 16 GiB, as '8 cpu'; or a file. An unknown name is answered with the known ones.",
 )
 @batch_option
 @dtype_option
@@ -245,6 +246,7 @@ def plan(
     def report(text: str) -> None:
         click.echo(f"{time.monotonic() - start:7.1f} s  {text}", err=True)
 
+    report(plan_search_text(cluster, stages, memory))
     try:
         pinned = tuple(split_pin(pin) for pin in pins)
         read_pins(pinned)

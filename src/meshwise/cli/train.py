@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -24,6 +22,7 @@ from meshwise.cli.params import (
     offload_option,
 )
 from meshwise.cli.plan_warnings import plan_warnings_shown
+from meshwise.cli.stop_signals import StopFlag, signals_set
 from meshwise.cli.train_hosts import (
     ArgumentsKept,
     is_in_job,
@@ -32,15 +31,17 @@ from meshwise.cli.train_hosts import (
     run_on_hosts,
     run_on_ray,
 )
+from meshwise.cli.train_refusals import check_dropout, check_hosts, check_own, check_stages
 from meshwise.cli.train_view import TrainView
 from meshwise.models.sizes.gpt_sizes import gpt_config
+from meshwise.report.plan_file import plan_from_file
 from meshwise.runtime.job.job import Job, current_job, told_to_all
 from meshwise.schedules.registry import ALL, choices
-from meshwise.system.exit_codes import INTERRUPTED, START_AGAIN
 from meshwise.system.progress import shown
 from meshwise.train.build import followed, step_builder
+from meshwise.train.given_plan import check_given_plan
 from meshwise.train.loop import run_training
-from meshwise.train.options import TRAINED_MODELS, TrainOptions, has_dropout, short_name
+from meshwise.train.options import TRAINED_MODELS, TrainOptions, short_name
 from meshwise.train.start import is_begun
 from meshwise.train.summary import TrainSummary
 
@@ -78,18 +79,16 @@ Examples:
       `state(key)` makes the first state, or `state` is its arrays; `batch(number)` returns the
       whole batch of step `number`, counted from 0: a resumed run goes on with the next one.
 \b
+  meshwise plan --step my_module:make --cluster "8 cpu" --out plan.json
+  meshwise train --step my_module:make --plan plan.json
+      Plan once, look at the plan, then run that plan.
+\b
   meshwise calibrate --out profile.json && meshwise train --fresh --cluster profile.json
       Plan with the speed of this machine in place of built-in numbers.
 \b
   meshwise train --fresh --steps 1 --dump-ilp ilp && meshwise solve ilp/001-intra-8.json.gz
       What the planner solved, as files in the form of the ASPLOS 2025 contest.
 """
-
-
-# Options of the built-in models, refused with a step of the user's own.
-_OF_MODELS = ("text", "model", "seq", "batch", "lr", "dropout", "eval_every")
-# Of a user, of a scheduler that takes the machine away, and of one that says so beforehand.
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def _option(*names: str, **settings: Any) -> Any:
@@ -159,6 +158,15 @@ def _option(*names: str, **settings: Any) -> Any:
     "file. Default: built-in numbers.",
 )
 @_option(
+    "--plan",
+    "plan_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Run the plan in a file, of `meshwise plan --step ... --out FILE` or plan.json of another "
+    "run, in place of a search. It holds for one step, one shape of its batch, and as many devices "
+    "as it was made for.",
+)
+@_option(
     "--mesh",
     type=MeshShape(),
     help="Shape of the device mesh, as 2x4. Default: the planner chooses.",
@@ -192,7 +200,8 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--memory",
     type=ByteSize(),
-    help="Limit of one device, as 512MiB. Default: what the device has.",
+    help="Limit of one device, as 512MiB. Default: what the device has; virtual CPU devices share "
+    "the memory of this machine.",
 )
 @offload_option
 @_option(
@@ -211,7 +220,9 @@ def _option(*names: str, **settings: Any) -> Any:
 @_option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for checkpoints and summary. Default: runs/gpt, or runs/MODULE with --step.",
+    help="Folder of the run: checkpoints; losses.csv with the loss of each step, and what else a "
+    "step returns as a scalar; summary.json; plan.json. Default: runs/gpt, or runs/MODULE with "
+    "--step.",
 )
 @click.option(
     "--resume/--fresh",
@@ -261,6 +272,7 @@ def train(  # The options above say what the arguments are.
     lr: float,
     resume: bool,
     dump_plan: bool,
+    plan_file: Path | None,
     trace_file: Path | None,
     html_file: Path | None,
     as_json: bool,
@@ -274,14 +286,27 @@ def train(  # The options above say what the arguments are.
     files = {"--trace": trace_file, "--html": html_file}
     folder = out or _folder_of(settings["step"])
     if settings["step"] is not None:
-        _check_own(ctx)
-    _check_stages(settings, has_trace=trace_file is not None)
-    _check_dropout(settings)
+        check_own(ctx)
+    plan = None if plan_file is None else plan_from_file(plan_file)
+    check_stages(settings, plan, has_trace=trace_file is not None)
+    check_dropout(settings)
     for file in files.values():
         if file is not None:
             check_writable(file)
+    start = name_of_start()
+    options = TrainOptions(
+        memory_bytes=memory,
+        learning_rate=lr,
+        fresh=not (resume or is_begun(folder, start)),
+        start=start,
+        out=folder,
+        plan=plan,
+        **settings,
+    )
+    options = replace(options, measure=any(files.values()) and options.has_stages)
+    check_given_plan(options)
     if not is_in_job():
-        _check_hosts(hosts, max_restarts, ray=ray, as_json=as_json)
+        check_hosts(hosts, max_restarts, ray=ray, as_json=as_json)
         if hosts > 1 or ray:
             sys.exit(_run_on_others(ctx.meta["arguments"], hosts, devices, max_restarts, ray=ray))
     # Must come before anything asks JAX for a device.
@@ -294,17 +319,6 @@ def train(  # The options above say what the arguments are.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     job = current_job()
     speaks = job is None or job.process == 0
-    measure = any(files.values()) and settings["stages"] is not None
-    start = name_of_start()
-    options = TrainOptions(
-        memory_bytes=memory,
-        learning_rate=lr,
-        measure=measure,
-        fresh=not (resume or is_begun(folder, start)),
-        start=start,
-        out=folder,
-        **settings,
-    )
     view = TrainView(
         use_stderr=as_json,
         dump_plan=dump_plan,
@@ -312,7 +326,7 @@ def train(  # The options above say what the arguments are.
         html_file=html_file if speaks else None,
         is_silent=not speaks,
     )
-    flag = _Flag()
+    flag = StopFlag()
     summary = _trained(options, view, flag, job)
     if as_json and speaks:
         click.echo(summary.to_json())
@@ -320,18 +334,6 @@ def train(  # The options above say what the arguments are.
         raise click.ClickException(f"{'; '.join(view.unwritten)}; the run itself is saved")
     if not summary.is_complete:
         sys.exit(flag.exit_code)
-
-
-def _check_hosts(hosts: int, max_restarts: int, *, ray: bool, as_json: bool) -> None:
-    """Refuse what does not go together.
-
-    Raises:
-        click.UsageError: naming the option.
-    """
-    if max_restarts and (ray or hosts == 1):
-        raise click.UsageError("--max-restarts needs --hosts 2 or more; with --ray, set it in Ray")
-    if ray and as_json:
-        raise click.UsageError("--ray marks the lines of hosts: --json is summary.json in --out")
 
 
 def _run_on_others(
@@ -343,7 +345,9 @@ def _run_on_others(
     return run_on_hosts(arguments, hosts, devices, max_restarts)
 
 
-def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | None) -> TrainSummary:
+def _trained(
+    options: TrainOptions, view: TrainView, flag: StopFlag, job: Job | None
+) -> TrainSummary:
     """Run the training, and say in one line what ends it early."""
     follow = None if job is None else followed
     try:
@@ -351,7 +355,7 @@ def _trained(options: TrainOptions, view: TrainView, flag: _Flag, job: Job | Non
             view,
             shown(view.note),
             plan_warnings_shown(view.on_plan_warning),
-            _signals_set(flag, view),
+            signals_set(flag, view),
             told_to_all(job),
         ):
             return run_training(options, step_builder(options), view, flag.is_set, job, follow)
@@ -365,112 +369,3 @@ def _folder_of(step: str | None) -> Path:
     if step is None:
         return Path("runs", "gpt")
     return Path("runs", short_name(step).partition(":")[0])
-
-
-def _check_own(ctx: click.Context) -> None:
-    """Refuse options of the models with a step of the user's own.
-
-    Raises:
-        click.UsageError: naming the options.
-    """
-    given = [
-        option.opts[0]
-        for option in ctx.command.params
-        if option.name in _OF_MODELS
-        and ctx.get_parameter_source(option.name) is not click.core.ParameterSource.DEFAULT
-    ]
-    if given:
-        raise click.UsageError(
-            f"--step brings its own model, data and optimizer: {', '.join(given)} "
-            f"{'is' if len(given) == 1 else 'are'} for models by name; leave one or the other out"
-        )
-
-
-def _check_dropout(settings: Mapping[str, Any]) -> None:
-    """Refuse dropout for a model that has none.
-
-    Raises:
-        click.UsageError: naming the option.
-    """
-    if settings["dropout"] and not has_dropout(settings["model"]):
-        raise click.UsageError(
-            f"--dropout: {settings['model']} has none; leave it out, or train a GPT"
-        )
-
-
-def _check_stages(settings: Mapping[str, object], *, has_trace: bool) -> None:
-    """Refuse options that contradict each other, and those of pipelines where none was asked for.
-
-    Raises:
-        click.UsageError: naming the option.
-    """
-    if settings["offload"] and (settings["method"] != "auto" or settings["mesh"] is not None):
-        raise click.UsageError(
-            "--offload goes with --method auto and without --mesh; leave out one or the other"
-        )
-    if settings["stages"] is None:
-        given = {"--schedule": settings["schedule"] is not None, "--trace": has_trace}
-        for name in (name for name, is_given in given.items() if is_given):
-            raise click.UsageError(f"{name} is of a pipeline; give --stages, too")
-        return
-    if settings["method"] != "auto":
-        raise click.UsageError(
-            f"--stages goes with --method auto, not with {settings['method']}, which is a plan for "
-            "one mesh"
-        )
-    if settings["mesh"] is not None:
-        raise click.UsageError(
-            "--mesh is the shape of one mesh; with --stages each stage has its own, which the "
-            "planner chooses"
-        )
-
-
-class _EndedError(KeyboardInterrupt):
-    """A signal while there is nothing to save."""
-
-    def __init__(self, exit_code: int) -> None:
-        super().__init__()
-        self.exit_code = exit_code
-
-
-class _Flag:
-    """Set by the first signal."""
-
-    def __init__(self) -> None:
-        self._signal: int | None = None
-
-    def set(self, number: int) -> None:
-        self._signal = number
-
-    def is_set(self) -> bool:
-        return self._signal is not None
-
-    @property
-    def exit_code(self) -> int:
-        """The exit code of a run that ends early; another process may have got the signal."""
-        return INTERRUPTED if self._signal == signal.SIGINT else START_AGAIN
-
-
-@contextmanager
-def _signals_set(flag: _Flag, view: TrainView) -> Generator[None]:
-    """Let the first signal (Ctrl-C; SIGTERM and SIGUSR1 of schedulers) set a flag.
-
-    The second one ends the process at once.  So does the first while the plan is still being made.
-    """
-    before = {number: signal.getsignal(number) for number in _STOPS}
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        flag.set(number)
-        if not view.is_planned:
-            raise _EndedError(flag.exit_code)  # There is nothing to save yet.
-        view.note("stopping after this step; the state will be saved (again to stop at once)")
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-    for number in _STOPS:
-        signal.signal(number, on_signal)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 from rich.console import Console
@@ -25,30 +24,23 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwise.cli.option_names import shown, with_options
-from meshwise.jax_compat.arrays import HOST_MEMORY
+from meshwise.cli.search_text import train_memory_text, train_search_text
+from meshwise.cli.train_tables import layout_table, pipeline_table, plan_table
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.folder import has_kernels
-from meshwise.plan.counts.collectives import collective_sums
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
-from meshwise.plan.text.columns import dims_text, with_place
-from meshwise.plan.text.explain import mesh_text
-from meshwise.plan.text.optimum import optimum_text
 from meshwise.report.host_stats import HostStats, hosts_text
 from meshwise.report.html.page import plan_page
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.trace import chrome_trace
 from meshwise.system.atomic_file import write_atomically
+from meshwise.train.loss_file import FILE as LOSSES
 from meshwise.train.options import TrainOptions
 from meshwise.train.sample import Sample
-from meshwise.train.step import TrainState
 from meshwise.train.summary import TrainSummary
 from meshwise.train.training import Training
-from meshwise.units import bytes_text, counted, flop_text, seconds_text
-
-# The number of a layer in a name, as in "params/block_3/up".
-_NUMBER = re.compile(r"(?<=[_/])\d+(?=/)")
-
+from meshwise.units import bytes_text, counted, seconds_text
 
 # What the closing table compares with.
 MEASURED = (
@@ -100,9 +92,9 @@ class TrainView:
             expand=True,
         )
         self._task: TaskID | None = None
-        self._is_planned = False
+        self._is_ready = False
         self._plan_warnings: list[str] = []
-        self._planned_at = 0.0
+        self._ready_at = 0.0
 
     @property
     def unwritten(self) -> tuple[str, ...]:
@@ -110,9 +102,9 @@ class TrainView:
         return tuple(self._unwritten)
 
     @property
-    def is_planned(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether there is a plan and a state."""
-        return self._is_planned
+        return self._is_ready
 
     def __enter__(self) -> Self:
         """Return the view."""
@@ -129,19 +121,24 @@ class TrainView:
 
     def note(self, text: str) -> None:
         """A line above the progress bar."""
-        self._console.print(f"[dim]{text}")
+        self._console.print(Text(text, style="dim"))
 
     def on_start(self, options: TrainOptions, training: Training) -> None:
         """Say what is trained on what."""
         self._options, self._training = options, training
-        devices = jax.devices()
         self._console.print(Text.assemble((training.name, "bold"), " ", training.about))
+        devices = jax.devices()
+        asked = f"micro-batches: {options.num_microbatches}, method: {options.method}"
+        if options.plan is not None:
+            asked = "the plan of --plan"
         self._console.print(
             f"{counted(len(devices), f'{devices[0].device_kind} device')}; {training.amount} a "
-            f"step, micro-batches: {options.num_microbatches}, method: {options.method}"
+            f"step, {asked}"
         )
+        if memory := train_memory_text(options):
+            self.note(memory)
         once = "; the solver is compiled too, once, in a minute at most"
-        self.note(f"planning{'' if has_kernels() else once}")
+        self.note(f"{train_search_text(options)}{'' if has_kernels() else once}")
 
     def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
         """Say so, and how to go on; the page needs no step."""
@@ -159,13 +156,11 @@ class TrainView:
         elif self._html_file is not None:
             self._unwritten.append(f"no plan of these settings is kept for {self._html_file}")
 
-    def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
-        """Show the plan as tables."""
-        self._is_planned = True
+    def on_plan(self, plan: Plan, plan_s: float) -> None:
+        """Show the plan as a table."""
         self._plan = plan
         if self._dump_plan:
             self._console.print(plan.to_json(), soft_wrap=True, markup=False)
-        self._console.print(layout_table(state, plan))
         is_one = plan.schedule == ONE_PROGRAM
         assert self._options is not None
         limit = self._options.memory_bytes
@@ -177,8 +172,15 @@ class TrainView:
             self._warn(warning)
         if is_one and self._html_file is not None:
             self._write(self._html_file, plan_page(told))
-        self.note("compiling the step for the devices")
-        self._planned_at = time.perf_counter()
+        self.note("compiling the step, then making the first state")
+
+    def on_state(self, state: PyTree, init_s: float) -> None:
+        """Show how the state lies."""
+        assert self._plan is not None
+        self._is_ready = True
+        self._console.print(layout_table(state, self._plan))
+        self.note(f"the step is compiled and the first state made, {seconds_text(init_s)} later")
+        self._ready_at = time.perf_counter()
 
     def on_plan_warning(self, text: str) -> None:
         """Say what a plan warns of, below its tables.
@@ -187,7 +189,7 @@ class TrainView:
             text: The warning, after the name of the step.
         """
         warning = with_options(text.partition(": ")[2], "train")
-        if self._is_planned:
+        if self._plan is not None:
             self._warn(warning)
         else:
             self._plan_warnings.append(warning)
@@ -202,8 +204,8 @@ class TrainView:
         assert self._training is not None
         rate = self._training.rate_text(step_s)
         if self._task is None:
-            ready_s = time.perf_counter() - self._planned_at
-            self.note(f"the first step is done, {seconds_text(ready_s)} later")
+            first_s = time.perf_counter() - self._ready_at
+            self.note(f"the first step is done, {seconds_text(first_s)} later")
             self._progress.start()
             self._task = self._progress.add_task(
                 "", total=self._options.steps, completed=step, loss=loss, rate=rate
@@ -268,7 +270,7 @@ class TrainView:
             f"{self._training.rate_text(summary.median_step_s)}"
         )
         self._console.print(_seconds(summary))
-        has_stages = self._options.stages is not None
+        has_stages = self._options.has_stages
         files = (self._trace_file, self._html_file)
         unwritten = [str(x) for x in files if x is not None]
         if unwritten and not self._is_measured and has_stages:
@@ -297,7 +299,8 @@ class TrainView:
         self._console.print(table)
         if len(summary.hosts) > 1:
             self._console.print(hosts_text(summary.hosts), markup=False)
-        self._console.print(f"checkpoint: {summary.checkpoint or 'none'}")
+        self._console.print(f"losses: {self._options.out / LOSSES}", soft_wrap=True)
+        self._console.print(f"checkpoint: {summary.checkpoint or 'none'}", soft_wrap=True)
         if self._html_file is None:
             self.note("the plan as a page with pictures: --html plan.html")
         if self._trace_file is None and has_stages:
@@ -320,170 +323,12 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in text)
 
 
-def layout_table(state: PyTree, plan: Plan) -> Table:
-    """Return how the state lies on the devices; equal layers share a row.
-
-    Args:
-        state: A `TrainState`, whose parameters and optimizer state are told apart; or any other.
-        plan: Whose stages hold it.
-    """
-    params, opt_state = state, None
-    columns = ["array", "shape", "count", "layout"]
-    if isinstance(state, TrainState):
-        params, opt_state = state.params, state.opt_state
-        columns = ["parameter", "shape", "count", "layout", "moments"]
-    moments: dict[str, list[str]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(opt_state):
-        # Optax keeps a tree like that of the parameters below each moment.
-        for depth in range(len(path)):
-            moments.setdefault(_name(path[depth:]), []).append(_layout(leaf))
-    rows: dict[tuple[str, ...], list[str]] = {}
-    has_stages = len(plan.stages) > 1
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        name = _name(path)
-        kept = (", ".join(dict.fromkeys(moments.get(name, []))),) if opt_state is not None else ()
-        where = (_holders(leaf, plan),) if has_stages else ()
-        shape = "x".join(map(str, leaf.shape)) or "scalar"
-        row = (_NUMBER.sub("*", name), shape, *where, _layout(leaf), *kept)
-        rows.setdefault(row, []).append(name)
-    mesh = _mesh(jax.tree.leaves(params)[0])
-    told = "P(-, x): dim 0 is whole, dim 1 is split over axis x"
-    if has_stages:
-        mesh = _stages_title(plan)
-        told += "; stages: over the stages that hold it"
-        columns.insert(2, "stage" if _is_one_to_one(plan) else "mesh")
-    table = Table(title=f"state on {mesh} ({told})", title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    count = columns.index("count")
-    for (pattern, *cells), names in sorted(rows.items(), key=lambda row: row[0][0]):
-        row = [pattern if len(names) > 1 else names[0], *cells]
-        table.add_row(*row[:count], str(len(names)), *row[count:])
-    return table
-
-
-def plan_table(plan: Plan, plan_s: float, limit: int | None = None) -> Table:
-    """Return what the plan promises for a step; `meshwise train --dump-plan` shows all of it.
-
-    Args:
-        plan: The plan, of one mesh.
-        plan_s: Seconds in which it was found.
-        limit: Bytes that a device may hold, as it was asked for; None: what it has.
-    """
-    table = Table(title=f"plan, found in {plan_s:.1f} s", title_justify="left", show_header=False)
-    replicated = plan.replicated
-    table.add_row("method", plan.method)
-    table.add_row("search", optimum_text(plan))
-    table.add_row("mesh", mesh_text(plan.mesh))
-    table.add_row("micro-batches", str(plan.num_microbatches))
-    table.add_row("predicted time", seconds_text(plan.step_time_s))
-    most = bytes_text(plan.mesh.device.memory_bytes if limit is None else limit)
-    table.add_row("predicted memory", f"{bytes_text(plan.peak_bytes)} of {most} a device")
-    table.add_row("dense work", f"{flop_text(plan.device_flop)} a device")
-    table.add_row(
-        "replicated",
-        f"{replicated.flop_share:.2%} of FLOP, {replicated.bytes_share:.2%} of bytes",
-    )
-    for (_, kind, axes, _), (count, num_bytes, _) in sorted(
-        collective_sums(plan.collectives, [plan.mesh]).items()
-    ):
-        what = f"{kind} over {' '.join(axes)}"
-        table.add_row(what, f"{counted(count, 'time')}, {bytes_text(num_bytes)} in all")
-    return table
-
-
-def pipeline_table(plan: Plan, plan_s: float) -> Table:
-    """Return what the plan of a pipeline promises for a step, stage by stage."""
-    title = (
-        f"plan, found in {plan_s:.1f} s: {counted(len(plan.stages), 'stage')}, "
-        f"{counted(plan.num_microbatches, 'micro-batch')}, schedule {plan.schedule}; predicted "
-        f"{seconds_text(plan.step_time_s)} a step, bubble {plan.bubble_share:.1%}"
-    )
-    table = Table(title=title, title_justify="left")
-    for name in ("stage", "layers", "devices", "mesh", "remat"):
-        table.add_column(name)
-    for name in ("forward", "backward", "once", "memory"):
-        table.add_column(name, justify="right")
-    for number, stage in enumerate(plan.stages):
-        last = stage.first_device + stage.num_devices - 1
-        table.add_row(
-            str(number),
-            f"{stage.first_layer}-{stage.last_layer}",
-            f"{stage.first_device}-{last}",
-            "x".join(map(str, stage.mesh.sizes)),
-            stage.remat,
-            *map(seconds_text, (stage.forward_s, stage.backward_s, stage.once_s)),
-            bytes_text(stage.peak_bytes),
-        )
-    return table
-
-
-def _is_one_to_one(plan: Plan) -> bool:
-    """Return whether each stage has a mesh of its own."""
-    return plan.num_meshes == len(plan.stages)
-
-
-def _stages_title(plan: Plan) -> str:
-    """Return how many stages there are, and which of them share a mesh."""
-    text = counted(len(plan.stages), "stage")
-    if _is_one_to_one(plan):
-        return text
-    stages: dict[int, list[int]] = {}
-    for stage, mesh in enumerate(plan.mesh_of_stage):
-        stages.setdefault(mesh, []).append(stage)
-    shared = "; ".join(f"mesh {m}: stages {_numbers(found)}" for m, found in stages.items())
-    return f"{text}, {shared}"
-
-
-def _holders(leaf: jax.Array, plan: Plan) -> str:
-    """Return the numbers of the meshes that hold an array: of their stages, if these are one each.
-
-    Devices of a plan are numbered as JAX lists them.
-    """
-    numbers = {device: number for number, device in enumerate(jax.devices())}
-    mine = {numbers[device] for device in leaf.sharding.device_set}
-    found = {
-        mesh
-        for mesh, stage in zip(plan.mesh_of_stage, plan.stages, strict=True)
-        if not mine.isdisjoint(range(stage.first_device, stage.first_device + stage.num_devices))
-    }
-    return _numbers(sorted(found))
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Return numbers in their order, a run of more than two as `0-3`."""
-    first, last = numbers[0], numbers[-1]
-    if len(numbers) > 2 and last - first == len(numbers) - 1:
-        return f"{first}-{last}"
-    return ", ".join(map(str, numbers))
-
-
-def _name(path: tuple[object, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _mesh(leaf: jax.Array) -> str:
-    if not isinstance(leaf.sharding, jax.sharding.NamedSharding):
-        return "one device"
-    return "mesh " + ", ".join(f"{n}={s}" for n, s in leaf.sharding.mesh.shape.items())
-
-
-def _layout(leaf: jax.Array) -> str:
-    """Return how an array lies, as plans write it: `P(-, (x, y))`."""
-    entries: tuple[Any, ...] = ()
-    if isinstance(leaf.sharding, jax.sharding.NamedSharding):
-        entries = tuple(leaf.sharding.spec)
-    entries += (None,) * (leaf.ndim - len(entries))
-    dims = [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries]
-    return with_place(dims_text(dims), in_host=leaf.sharding.memory_kind == HOST_MEMORY)
-
-
 def _seconds(summary: TrainSummary) -> str:
     """Return where the seconds of the call went, the largest parts by name."""
     parts = {
         "plan": summary.plan_s,
-        "first state": summary.init_s,
-        "steps with compiling": summary.steps_s,
+        "compiling and first state": summary.init_s,
+        "steps": summary.steps_s,
         "checkpoints": summary.checkpoints_s,
     }
     parts["other"] = summary.wall_s - sum(parts.values())

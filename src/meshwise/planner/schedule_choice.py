@@ -32,6 +32,7 @@ from meshwise.planner.pinned_search import PipelineSearch, always, never, pinned
 from meshwise.planner.shared_plans import SharedPlans
 from meshwise.request.pipeline_pins import PipelinePin
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.registry import searched_together
 from meshwise.simulate.simulated_plan import SimulatedPlan, best_by_schedule
 from meshwise.simulate.timeline import Timeline
@@ -125,12 +126,12 @@ def planned_layers(
     failed: dict[bool, MeshwiseError] = {}
     least_fails = False
     for group in groups:
-        names = ", ".join(schedule.choice for schedule in group)
+        names = _names(group)
         is_plain = group[0].chunks == 1
         if is_plain and least_fails:
-            report(f"schedules {names}: passed over, they hold no less than 1f1b")
+            report(f"{names}: passed over, no less is held than with 1f1b")
             continue
-        report(f"schedules {names}")
+        report(names)
         # Of equals the first is taken.
         cutoff_s = math.inf if best is None else best.plan.step_time_s * (1 - _SAME)
         some = replace(
@@ -142,7 +143,7 @@ def planned_layers(
         try:
             found = _with_room(some)
         except (InfeasibleError, PlanError) as error:
-            report(f"schedules {names}: {error}")
+            report(f"{names}: {str(error).removeprefix(f'{names}: ')}")
             failed.setdefault(is_plain, error)
             least_fails |= ONE_F_ONE_B in group and isinstance(error, InfeasibleError)
             continue
@@ -156,6 +157,12 @@ def planned_layers(
         "simulation was taken"
     )
     return _with_simulated(replace(best, plan=replace(best.plan, space=space)), asked)
+
+
+def _names(schedules: Sequence[PipelineSchedule]) -> str:
+    """Return the names of schedules that are searched together, for display."""
+    names = ", ".join(schedule.choice for schedule in schedules)
+    return f"{'schedule' if len(schedules) == 1 else 'schedules'} {names}"
 
 
 def _with_simulated(found: PlannedPipeline, asked: PipelineSearch) -> PlannedPipeline:

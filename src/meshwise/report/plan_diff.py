@@ -14,14 +14,13 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.plan.text.columns import (
     place_text,
-    range_text,
     ranges_text,
     type_text,
     way_text,
 )
 from meshwise.plan.text.explain import mesh_text
 from meshwise.report.difference import Difference, Section, changed, sections
-from meshwise.units import bytes_text, seconds_text
+from meshwise.units import bytes_text, range_text, seconds_text
 
 Layouts: TypeAlias = dict[str, str]
 

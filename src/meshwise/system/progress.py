@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 _LOGGER = logging.getLogger("meshwise")
 
@@ -47,15 +47,35 @@ def told_if_slow(what: str, patience_s: float = 10.0) -> Generator[None]:
 
 
 class _Lines(logging.Handler):
+    """Shows lines after some patience; where it ends, the last line until then."""
+
     def __init__(self, show: Callable[[str], object], patience_s: float) -> None:
         super().__init__(logging.INFO)
         self.show, self.patience_s = show, patience_s
         self.start = time.monotonic()
+        self._latest = ""
+        self._timer = threading.Timer(patience_s, self._end_patience)
+        self._timer.daemon = True
+        self._timer.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         spent_s = time.monotonic() - self.start
+        line = f"{spent_s:7.1f} s  {record.getMessage()}"
         if spent_s >= self.patience_s or record.levelno > logging.INFO:
-            self.show(f"{spent_s:7.1f} s  {record.getMessage()}")
+            self._latest = ""
+            self.show(line)
+        else:
+            self._latest = line
+
+    def _end_patience(self) -> None:
+        with self.lock or nullcontext():
+            line, self._latest = self._latest, ""
+            if line:
+                self.show(line)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        super().close()
 
 
 @contextmanager
@@ -64,7 +84,8 @@ def shown(show: Callable[[str], object], patience_s: float = 5.0) -> Generator[N
 
     Args:
         show: Is told each line, which begins with the seconds since the beginning.
-        patience_s: Seconds at the beginning in which nothing is shown.
+        patience_s: Seconds at the beginning in which nothing is shown; then the last line of them
+            is, which says what is done now.
     """
     lines, level, propagate = _Lines(show, patience_s), _LOGGER.level, _LOGGER.propagate
     _LOGGER.addHandler(lines)
@@ -75,5 +96,6 @@ def shown(show: Callable[[str], object], patience_s: float = 5.0) -> Generator[N
         yield
     finally:
         _LOGGER.removeHandler(lines)
+        lines.close()
         _LOGGER.setLevel(level)
         _LOGGER.propagate = propagate

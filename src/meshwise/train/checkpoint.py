@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -26,34 +25,26 @@ from meshwise.runtime.job.job import current_job
 from meshwise.runtime.scalars import EveryProcess
 from meshwise.system.writable import probe_writable
 from meshwise.trace.weak_types import weak_types, with_weak_types
-from meshwise.train.checksums import CHECKSUMS, damage_of, text_checksum
+from meshwise.train.checkpoint_meta import (
+    META_FILE,
+    CheckpointMeta,
+    check_identity,
+    meta_text,
+    read_meta,
+    steps_in,
+)
+from meshwise.train.checksums import CHECKSUMS, damage_of
 from meshwise.train.history import History
 from meshwise.train.orbax_notes import set_notes_aside
 from meshwise.train.save_barrier import OtherProcessError, SaveBarrier
 from meshwise.train.stage_arrays import checkpoint_handler
 from meshwise.train.step import TrainState
 
-_META_FILE = "metadata"
 _TEMPORARY = ".orbax-checkpoint-tmp"  # Orbax's suffix of what is not complete.
-_LINE_CHARS, _MOST_LINES = 400, 20
+_LINE_CHARS = 400
 
 # Is told of a checkpoint that was not taken: its step, where it is now, what is wrong with it.
 OnDamaged = Callable[[int, Path, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Meta:
-    """What a checkpoint says beside its arrays.
-
-    Attributes:
-        identity: Of the run that wrote it.
-        history: Of that run.
-        has_checksums: Whether its arrays have a file of checksums.
-    """
-
-    identity: dict[str, object]
-    history: History
-    has_checksums: bool
 
 
 class Checkpoints:
@@ -90,7 +81,7 @@ class Checkpoints:
             ),
             item_handlers={
                 "state": checkpoint_handler(verify=False),
-                "meta": ocp.JsonCheckpointHandler(_META_FILE),
+                "meta": ocp.JsonCheckpointHandler(META_FILE),
             },
         )
 
@@ -154,9 +145,8 @@ class Checkpoints:
         self._agree(step, self._failure_of(self._prepare))
         if self._barrier is not None:
             self._barrier.begin()
-        run = {"identity": self._identity, "history": history.to_json()}
-        meta = {**run, "checksum": text_checksum(json.dumps(run, sort_keys=True))}
-        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=ocp.args.JsonSave(meta))
+        meta = ocp.args.JsonSave(meta_text(self._identity, history))
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), meta=meta)
         failure = self._failure_of(lambda: self._manager.save(step, args=args, force=True))
         if failure and self._barrier is not None:
             self._barrier.leave()
@@ -250,23 +240,23 @@ class Checkpoints:
         topic = "the list of checkpoints"
         return json.loads(self._job.from_first(topic, lambda: json.dumps(steps)))
 
-    def _verified(self, step: int) -> _Meta:
+    def _verified(self, step: int) -> CheckpointMeta:
         """Return what a checkpoint says beside its arrays, if it is whole and of this run.
 
         Raises:
             _DamageError: it is not whole; in every process.
             CheckpointError: it is whole, and of a run with other settings.
         """
-        found: list[_Meta] = []
+        found: list[CheckpointMeta] = []
 
         def verify() -> None:
-            found.append(self._meta(step))
+            found.append(read_meta(self._folder, step))
             damage = self._damage_of_state(step, found[0])
             if damage:
                 raise _DamageError(damage)
 
         self._agree_on(f"the checkpoint of step {step}", self._failure_of(verify))
-        self._check_identity(found[0].identity, step)
+        check_identity(self._folder, step, found[0].identity, self._identity)
         return found[0]
 
     def _restored(self, step: int, like: PyTree, target: PyTree) -> tuple[PyTree, History]:
@@ -300,29 +290,7 @@ class Checkpoints:
         leaves, tree = jax.tree.flatten(state[0])
         return tree.unflatten(with_weak_types(leaves, weak)), meta.history
 
-    def _meta(self, step: int) -> _Meta:
-        """Read what a checkpoint says beside its arrays.
-
-        Raises:
-            OSError, ValueError, RecursionError: it is not there, or not what was written.
-        """
-        # Not through Orbax, which lets the processes of a job wait for one that fails here.
-        path = self.path(step) / "meta" / _META_FILE
-        try:
-            value: Any = json.loads(path.read_text())
-            if not isinstance(value, dict) or not isinstance(value.get("identity"), dict):
-                raise ValueError("no object with the identity of a run")
-            checksum = value.pop("checksum", None)
-            if checksum not in (None, text_checksum(json.dumps(value, sort_keys=True))):
-                raise ValueError("other values than were written (their checksum differs)")
-            history = History.from_json(value.get("history"))
-            if len(history.losses) != step:
-                raise ValueError(f"losses of {len(history.losses)} steps")
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} holds something else: {error}") from error
-        return _Meta(value["identity"], history, checksum is not None)
-
-    def _damage_of_state(self, step: int, meta: _Meta) -> str:
+    def _damage_of_state(self, step: int, meta: CheckpointMeta) -> str:
         """Return what this process finds wrong with the files of the arrays; empty if nothing."""
         folder = self.path(step) / "state"
         if meta.has_checksums and not (folder / CHECKSUMS).exists():
@@ -330,20 +298,6 @@ class Checkpoints:
         if self._job is None:
             return damage_of(folder)
         return damage_of(folder, self._job.process, self._job.num_processes)
-
-    def _check_identity(self, saved: dict[str, object], step: int) -> None:
-        names = sorted(saved.keys() | self._identity.keys())
-        other = [
-            f"  {name:.80}: {saved.get(name)!s:.200} there, {self._identity.get(name)} here"
-            for name in names
-            if saved.get(name) != self._identity.get(name)
-        ][:_MOST_LINES]
-        if other:
-            raise CheckpointError(
-                f"the checkpoint of step {step} in {self._folder} is of another run:\n"
-                + "\n".join(other)
-                + "\nuse the settings of that run, another --out, or --fresh to start anew"
-            )
 
     def _set_aside(self, step: int) -> Path:
         """Rename a checkpoint so that Orbax does not see it, and return where it is."""
@@ -380,13 +334,7 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         """Return the steps of all complete checkpoints."""
-        # Not those of Orbax, which leaves out folders that lack some of its files.
-        try:
-            names = [path.name for path in self._folder.iterdir() if path.is_dir()]
-        except OSError:
-            return []
-        numbers = {int(name) for name in names if name.isascii() and name.isdecimal()}
-        return sorted(n for n in numbers - self._damaged if str(n) in names)
+        return [step for step in steps_in(self._folder) if step not in self._damaged]
 
     def _failure_of(self, act: Callable[[], object]) -> str:
         """Do something and return why it failed, in a line; empty if it did not."""

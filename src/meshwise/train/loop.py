@@ -7,286 +7,35 @@ happens goes to a listener.
 from __future__ import annotations
 
 import shutil
-import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-import jax
-
-from meshwise.errors import CheckpointError, PlanError, StateLostError
-from meshwise.jax_compat.jaxprs import PyTree
+from meshwise.errors import CheckpointError, PlanError
 from meshwise.plan.plan import Plan
-from meshwise.report.host_stats import HostStats
-from meshwise.runtime.donation import lost_before
-from meshwise.runtime.fidelity import StageFidelity
 from meshwise.runtime.job.job import Job, told_to_all
-from meshwise.simulate.timeline import Timeline
-from meshwise.system.atomic_file import write_atomically
 from meshwise.system.writable import probe_writable
-from meshwise.trace.step import abstract
 from meshwise.train.checkpoint import Checkpoints
-from meshwise.train.heldout import heldout_look
-from meshwise.train.history import History
+from meshwise.train.checkpoint_meta import check_resumable
+from meshwise.train.given_plan import check_devices, check_given_plan, refusal
 from meshwise.train.kept_plan import keep_plan, kept_plan
+from meshwise.train.listener import Listener
+from meshwise.train.loss_file import LossFile
 from meshwise.train.options import TrainOptions
 from meshwise.train.own_step import own_training
-from meshwise.train.parallel import Follow, HeldoutLoss, ParallelTrainStep, StepBuilder
-from meshwise.train.sample import Sample, sampled
+from meshwise.train.parallel import Follow, ParallelTrainStep, StepBuilder
+from meshwise.train.run import SUMMARY, Run, summary_of
 from meshwise.train.start import note_start
-from meshwise.train.step import num_parameters
 from meshwise.train.summary import (
-    StageSummary,
     TrainSummary,
-    total_bytes,
 )
 from meshwise.train.text_training import text_training
 from meshwise.train.training import Training
 
 CHECKPOINT_FOLDER = "checkpoints"
-SUMMARY = "summary.json"
-_WARM_UP = 2  # Steps of a call before the one that is measured.
-_WINDOW = 10  # Steps over which the first and the last loss are averaged.
-
-
-class Listener(Protocol):
-    """What happens in a run, as it happens."""
-
-    def on_start(self, options: TrainOptions, training: Training) -> None:
-        """The data is there; planning begins."""
-        ...
-
-    def on_finished(self, summary: TrainSummary, plan: Plan | None) -> None:
-        """The run has all its steps, so nothing is done; the plan is that which was kept."""
-        ...
-
-    def on_plan(self, plan: Plan, state: PyTree, plan_s: float) -> None:
-        """The plan is found and the state lies as it says."""
-        ...
-
-    def on_resume(self, step: int) -> None:
-        """A checkpoint was restored."""
-        ...
-
-    def on_step(self, step: int, loss: float, step_s: float) -> None:
-        """A step is done."""
-        ...
-
-    def on_heldout(self, step: int, loss: float) -> None:
-        """The held-out text was looked at."""
-        ...
-
-    def on_measured(self, step: int, timeline: Timeline, hosts: Sequence[HostStats]) -> None:
-        """A step was timed mesh by mesh, and the processes told what they did and hold."""
-        ...
-
-    def on_save(self, step: int, path: Path) -> None:
-        """A checkpoint is complete."""
-        ...
-
-    def on_unsaved(self, step: int, text: str) -> None:
-        """A state could not be saved, as the text says; the run goes on."""
-        ...
-
-    def on_damaged(self, step: int, path: Path, text: str) -> None:
-        """A checkpoint was not taken, as the text says; it is kept at the path."""
-        ...
-
-    def on_end(self, summary: TrainSummary) -> None:
-        """The run has ended, also if it fails now because its last state is not saved."""
-        ...
-
-    def on_sample(self, sample: Sample) -> None:
-        """The trained model wrote a text; only of a run of one process that nobody stopped."""
-        ...
-
-    def on_unsampled(self, text: str) -> None:
-        """The trained model could not write a text, for the reason given; the run is saved."""
-        ...
-
-
-@dataclass(slots=True, kw_only=True)
-class _Run:
-    """A run that goes on.
-
-    Attributes:
-        options: What to do.
-        training: What is trained.
-        step: The parallelised step.
-        checkpoints: Where the state is saved.
-        listener: Is told what happens.
-        state: The state after the last step.
-        follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
-        anew: Plans the step anew, for a batch of other shapes than the plan that was kept; None:
-            the step has a plan of this call, and makes others itself.
-        losses: Training loss of each step.
-        heldout: Pairs (steps done, held-out loss).
-        step_times_s: Seconds of the steps of this call, without the one that was measured mesh by
-            mesh.
-        timeline: What each mesh did in the step that was measured.
-        measured_s: Seconds of that step.
-        checkpoints_s: Seconds in which the run restored or saved its state, or waited for that.
-        first_save_s: Seconds of these in which the first checkpoint of this call was begun.
-        saving: The step of the checkpoint that is being written; None if none is.
-        unsaved: Why the checkpoint that was begun last is not there; None if it is.
-    """
-
-    options: TrainOptions
-    training: Training
-    step: ParallelTrainStep
-    checkpoints: Checkpoints
-    listener: Listener
-    state: PyTree
-    follow: Callable[[HeldoutLoss], HeldoutLoss] | None = None
-    anew: Callable[[], ParallelTrainStep] | None = None
-    losses: list[float] = field(default_factory=list[float])
-    heldout: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
-    step_times_s: list[float] = field(default_factory=list[float])
-    timeline: Timeline | None = None
-    measured_s: float | None = None
-    checkpoints_s: float = 0.0
-    first_save_s: float | None = None
-    saving: int | None = None
-    unsaved: str | None = None
-
-    @property
-    def median_step_s(self) -> float:
-        """Median time of the steps without a clock, or else of the one with it; 0 without any."""
-        return statistics.median(self.step_times_s or [self.measured_s or 0.0])
-
-    @contextmanager
-    def _checkpoint_clock(self) -> Generator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.checkpoints_s += time.perf_counter() - began
-
-    def resume(self) -> None:
-        """Take the state of the newest checkpoint, if there is one."""
-        if self.checkpoints.newest_step is not None:
-            with self._checkpoint_clock():
-                self.state, history = self.checkpoints.restore(self.state, self.listener.on_damaged)
-            self.losses, self.heldout = list(history.losses), list(history.heldout)
-            done = len(self.losses)
-            self.step.saved(self.checkpoints.path(done))
-            self.listener.on_resume(done)
-
-    def train(self, should_stop: Callable[[], bool]) -> None:
-        """Step until the end or until asked to stop; the last state is saved, if that can be."""
-        options = self.options
-        corpus, look = self.training.corpus, None
-        if corpus is not None:
-            look = heldout_look(options, corpus, self.follow)
-        done = len(self.losses)
-        if look is not None and done == 0:
-            self._look_and_tell(look, done)
-        stopped = False
-        measured = min(done + _WARM_UP, options.steps - 1)
-        while done < options.steps and not stopped:
-            is_measured = options.measure and done == measured
-            self._one_step(done, is_measured=is_measured)
-            done += 1
-            self._tell_when_saved(wait=False)
-            stopped = should_stop()
-            is_last = done == options.steps
-            if look is not None and (done % options.eval_every == 0 or is_last):
-                self._look_and_tell(look, done)
-            if done % options.save_every == 0 or is_last or stopped:
-                before_s = self.checkpoints_s
-                with self._checkpoint_clock():
-                    self._save(done)
-                if self.first_save_s is None:
-                    self.first_save_s = self.checkpoints_s - before_s
-        with self._checkpoint_clock():
-            self._tell_when_saved(wait=True)
-
-    def _one_step(self, done: int, *, is_measured: bool) -> None:
-        batch = self.training.batch(done)
-        shapes = jax.tree.leaves(self.training.shapes[1])
-        if self.anew is not None and [*map(abstract, jax.tree.leaves(batch))] != shapes:
-            self.step, self.anew = self.anew(), None
-            self._tell_newest()
-        began = time.perf_counter()
-        if is_measured:
-            (self.state, result), self.timeline = self.step.measured(self.state, batch)
-        else:
-            self.state, result = self.step(self.state, batch)
-        self.losses.append(float(self.training.loss(result)))  # Waits for the device.
-        step_s = time.perf_counter() - began
-        if is_measured:
-            assert self.timeline is not None
-            self.measured_s = step_s
-            self.listener.on_measured(done + 1, self.timeline, self.hosts())
-        else:
-            self.step_times_s.append(step_s)
-        self.listener.on_step(done + 1, self.losses[-1], step_s)
-
-    def hosts(self) -> tuple[HostStats, ...]:
-        """Return what the processes did and hold; none before the first step."""
-        has_run = self.step_times_s or self.measured_s is not None
-        return self.step.stats()["hosts"] if has_run else ()
-
-    def _check_state(self) -> None:
-        # The loss is there before the update is done.
-        try:
-            lost_before(jax.tree.leaves(self.state))
-        except StateLostError as error:
-            self.checkpoints.settle()
-            newest = self.checkpoints.newest_step
-            if newest is None:
-                raise
-            path = self.checkpoints.path(newest)
-            raise StateLostError(f"{error}; the last one is {path}") from error
-
-    def _look_and_tell(self, look: Callable[[PyTree], float], done: int) -> None:
-        self._check_state()
-        loss = look(self.state.params)
-        self.heldout.append((done, loss))
-        self.listener.on_heldout(done, loss)
-
-    def _save(self, done: int) -> None:
-        self._check_state()
-        self._tell_when_saved(wait=True)
-        history = History(losses=tuple(self.losses), heldout=tuple(self.heldout))
-        try:
-            self.checkpoints.save(self.state, history)
-        except CheckpointError as error:
-            self._tell_unsaved(done, error)
-            return
-        # Where the run ends with an error, it waits until the checkpoint is complete.
-        self.step.saved(self.checkpoints.path(done))
-        self.saving = done
-
-    def _tell_when_saved(self, *, wait: bool) -> None:
-        """Tell of the checkpoint that was begun, if it is complete, or if it has failed."""
-        if self.saving is None:
-            return
-        step = self.saving
-        if wait:
-            try:
-                self.checkpoints.wait()
-            except CheckpointError as error:
-                self._tell_unsaved(step, error)
-                return
-        if wait or self.checkpoints.is_complete(step):
-            self.listener.on_save(step, self.checkpoints.path(step))
-            self.saving, self.unsaved = None, None
-
-    def _tell_unsaved(self, step: int, error: CheckpointError) -> None:
-        self.saving, self.unsaved = None, str(error)
-        self._tell_newest()
-        self.listener.on_unsaved(step, str(error))
-
-    def _tell_newest(self) -> None:
-        """Tell the step of the newest checkpoint, if there is one."""
-        newest = self.checkpoints.newest_step
-        if newest is not None:
-            self.step.saved(self.checkpoints.path(newest))
 
 
 def run_training(
@@ -311,30 +60,35 @@ def run_training(
         follow: Parallelises the held-out loss after the step; None: it runs under plain `jax.jit`.
 
     Returns:
-        The summary, also in `summary.json` in the folder of the run.
+        The summary, also in `summary.json` in the folder of the run; `losses.csv` there has the
+        loss of each step.
 
     Raises:
-        CheckpointError: nothing can be written to the folder of the run, found before planning;
-            no checkpoint there can be restored, or they are of another run; or the last state could
-            not be saved.
+        CheckpointError: nothing can be written to the folder of the run, or the checkpoints there
+            are of another run, both found before planning; no checkpoint there can be restored; or
+            the last state could not be saved.
         MeshwiseError: no plan, no text, a step of the user's own that cannot be trained, or a
             step that failed and took the state along.
     """
     started = time.perf_counter()
+    check_given_plan(options)
     training = (text_training if options.step is None else own_training)(options)
     _check_folder(options.out)
+    check_devices(options)
     kept = kept_plan(options, job)
     finished = _finished(options, training, job)
     if finished is not None:
         listener.on_finished(finished, kept)
         return finished
+    _check_resumable(options, training, job)
     listener.on_start(options, training)
-    step, kept = _planned(training, build, kept)
+    step, kept = (_planned if options.plan is None else _given)(options, training, build, kept)
     plan = step.plan(*training.shapes)
     plan_s = time.perf_counter() - started
+    listener.on_plan(plan, plan_s)
     state = step.init(training.create, training.seed, training.shapes[1])
     init_s = time.perf_counter() - started - plan_s
-    listener.on_plan(plan, state, plan_s)
+    listener.on_state(state, init_s)
 
     folder = options.out / CHECKPOINT_FOLDER
     writes = job is None or job.process == 0
@@ -351,7 +105,7 @@ def run_training(
         Checkpoints(folder, training.identity, keep=options.keep) as checkpoints,
         told_to_all(job),
     ):
-        run = _Run(
+        run = Run(
             options=options,
             training=training,
             step=step,
@@ -359,15 +113,16 @@ def run_training(
             listener=listener,
             state=state,
             follow=None if follow is None else partial(follow, plan),
-            anew=None if kept is None else lambda: _planned(training, build, None)[0],
+            anew=None if kept is None else lambda: _planned(options, training, build)[0],
         )
         del state
         run.resume()
         first_step = len(run.losses)
-        run.train(should_stop)
+        with LossFile(options.out, run.losses) if writes else nullcontext() as run.loss_file:
+            run.train(should_stop)
         newest = checkpoints.newest_step
     summary = replace(
-        _summary(run, plan, run.step.fidelity(run.state, training.shapes[1])),
+        summary_of(run, plan, run.step.fidelity(run.state, training.shapes[1])),
         first_step=first_step,
         checkpoint="" if newest is None else str(folder / str(newest)),
         plan_s=plan_s,
@@ -378,25 +133,11 @@ def run_training(
         wall_s=time.perf_counter() - started,
     )
     listener.on_end(summary)
-    failures = [] if run.unsaved is None else [run.unsaved]
     if writes:
-        try:
-            write_atomically(options.out / SUMMARY, summary.to_json() + "\n")
-        except OSError as error:
-            failures.append(f"{options.out / SUMMARY} is not written: {error}")
-    if failures:
-        kept = "no checkpoint is there"
-        if newest is not None:
-            kept = f"the newest checkpoint is {summary.checkpoint}"
-        raise CheckpointError("; ".join([*failures, kept, "make room there, and run again"]))
-    corpus = training.corpus
-    if corpus is not None and job is None and summary.is_complete and not should_stop():
-        try:
-            sample = sampled(options, corpus, run.state.params)
-        except jax.errors.JaxRuntimeError as error:  # as when memory runs out
-            listener.on_unsampled(str(error))
-        else:
-            listener.on_sample(sample)
+        run.write_summary(summary)
+    run.check_saved(summary)
+    if job is None and summary.is_complete and not should_stop():
+        run.sample()
     return summary
 
 
@@ -425,8 +166,24 @@ def _finished(options: TrainOptions, training: Training, job: Job | None) -> Tra
         return replace(summary, checkpoint=str(folder / str(checkpoints.newest_step)))
 
 
+def _check_resumable(options: TrainOptions, training: Training, job: Job | None) -> None:
+    """Find out whether the checkpoints are of this run, before minutes are spent on a plan.
+
+    Raises:
+        CheckpointError: they are of another one.
+    """
+    folder = (options.out / CHECKPOINT_FOLDER).absolute()
+    if options.fresh:
+        return
+    check = partial(check_resumable, folder, training.identity, training.shapes[0])
+    if job is None:
+        check()
+    else:
+        job.from_first("whether the run goes on", check)
+
+
 def _planned(
-    training: Training, build: StepBuilder, kept: Plan | None
+    options: TrainOptions, training: Training, build: StepBuilder, kept: Plan | None = None
 ) -> tuple[ParallelTrainStep, Plan | None]:
     """Return the step with a plan, and the plan that was kept if it is that one."""
     step = build(training.step, kept)
@@ -436,8 +193,24 @@ def _planned(
         if kept is None:
             raise
         # It is of another program.
-        return _planned(training, build, None)
+        return _planned(options, training, build)
     return step, kept
+
+
+def _given(
+    options: TrainOptions, training: Training, build: StepBuilder, plan: Plan | None
+) -> tuple[ParallelTrainStep, None]:
+    """Return the step with the plan that the run is given.
+
+    Raises:
+        PlanError: it is of another program.
+    """
+    step = build(training.step, plan)
+    try:
+        step.plan(*training.shapes)
+    except PlanError as error:
+        raise refusal(options, error) from error
+    return step, None
 
 
 def _check_folder(out: Path) -> None:
@@ -480,47 +253,3 @@ def _make_room(options: TrainOptions) -> str:
 def _stops_all(job: Job, should_stop: Callable[[], bool]) -> bool:
     """Return whether any process was asked to stop: all stop after the same step."""
     return str(True) in job.exchange("whether to stop", str(should_stop()))
-
-
-def _summary(run: _Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> TrainSummary:
-    """Return the summary of a run but for its first step, checkpoint and seconds."""
-    options, median_s = run.options, run.median_step_s
-    stages = tuple(
-        StageSummary.of(stage.mesh.num_devices, found, number, run.timeline)
-        for number, (stage, found) in enumerate(zip(plan.stages, fidelity, strict=True))
-    )
-    window = max(1, min(_WINDOW, len(run.losses) // 2))
-    summary = TrainSummary(
-        step=options.step,
-        num_devices=jax.device_count(),
-        method=options.method,
-        steps_done=len(run.losses),
-        is_complete=len(run.losses) >= options.steps,
-        first_loss=statistics.fmean(run.losses[:window]),
-        last_loss=statistics.fmean(run.losses[-window:]),
-        loss_steps=window,
-        predicted_step_s=plan.step_time_s,
-        median_step_s=median_s,
-        is_median_measured=run.measured_s is not None and not run.step_times_s,
-        predicted_peak_bytes=max(stage.predicted_peak_bytes for stage in stages),
-        actual_peak_bytes=max(stage.actual_peak_bytes for stage in stages),
-        predicted_collective_bytes=total_bytes(s.predicted_collective_bytes for s in stages),
-        actual_collective_bytes=total_bytes(s.actual_collective_bytes for s in stages),
-        num_microbatches=plan.num_microbatches,
-        schedule=plan.schedule,
-        stages=stages,
-        hosts=run.hosts(),
-    )
-    corpus = run.training.corpus
-    if corpus is None:
-        return summary
-    return replace(
-        summary,
-        model=options.model,
-        num_parameters=num_parameters(run.state),
-        text=corpus.name,
-        train_bytes=len(corpus.train),
-        heldout_bytes=len(corpus.heldout),
-        heldout_loss=run.heldout[-1][1],
-        tokens_per_s=run.training.num_units / median_s if median_s else 0.0,
-    )

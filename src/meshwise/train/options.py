@@ -11,6 +11,8 @@ from meshwise.models.gpt import GptConfig
 from meshwise.models.llama import LlamaConfig
 from meshwise.models.named import MODEL_NAMES, model_config
 from meshwise.models.sizes.gpt_sizes import BYTES, gpt_config
+from meshwise.plan.plan import Plan
+from meshwise.plan.record import ONE_PROGRAM
 
 # Sizes of GPT, and models by their whole names.
 TRAINED_MODELS = (
@@ -73,6 +75,7 @@ class TrainOptions:
         offload: Whether state that only the update reads stays in the memory of hosts, as
             `mw.Auto` has it.
         cluster: What is planned for; None for the built-in description of the devices.
+        plan: The plan to run, so that nothing is searched; None to search one.
         measure: Whether one step is timed mesh by mesh; only for a pipeline.
         dump_ilp: Folder for every ILP of the planner; None for none.
         fresh: Whether checkpoints in `out` are removed, once there is a plan.
@@ -102,6 +105,7 @@ class TrainOptions:
     memory_bytes: int | None = None
     offload: bool | None = None
     cluster: ClusterSpec | None = None
+    plan: Plan | None = None
     dump_ilp: Path | None = None
     measure: bool = False
     fresh: bool = False
@@ -113,6 +117,13 @@ class TrainOptions:
         if self.microbatches is not None:
             return self.microbatches
         return 1 if self.stages is None else "auto"
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether the run is a pipeline, as it is asked for or as its plan says."""
+        if self.plan is not None:
+            return self.plan.schedule != ONE_PROGRAM
+        return self.stages is not None
 
     def config(self) -> GptConfig | LlamaConfig:
         """Return the model: the named one, on bytes, with as many positions as `seq`."""

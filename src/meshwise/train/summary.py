@@ -50,12 +50,13 @@ class TrainSummary:
     """The closing summary.
 
     What is said of a model and its text is None for a step of the user's own, which `step` names.
-    Losses of a model are in nats per byte; `first_loss` and `last_loss` are means of `loss_steps`
-    steps, ten at most.  Times are seconds, sizes bytes of one device; collectives are bytes a step
-    by kind, all stages together.  `schedule` is `one-program` on one mesh.  `is_median_measured`:
-    whether `median_step_s` is of the step that was timed mesh by mesh, which is slower, since there
-    was no other.  `hosts`: for each process of the job what it did and holds; none where no step
-    ran in this call.  `first_save_s` is the part of `checkpoints_s` in which the
+    Losses of a model are in nats per byte, and not rounded; `first_loss` and `last_loss` are means
+    of `loss_steps` steps, ten at most, `final_loss` is that of the last step.  Times are seconds,
+    sizes bytes of one device; collectives are bytes a step by kind, all stages together.
+    `schedule` is `one-program` on one mesh.  `is_median_measured`: whether `median_step_s` is of
+    the step that was timed mesh by mesh, which is slower, since there was no other.  `hosts`: for
+    each process of the job what it did and holds; none where no step ran in this call.
+    `first_save_s` is the part of `checkpoints_s` in which the
     first checkpoint of this call was begun; Orbax starts then.
     """
 
@@ -73,6 +74,7 @@ class TrainSummary:
     first_loss: float
     last_loss: float
     loss_steps: int = 1
+    final_loss: float | None = None
     heldout_loss: float | None = None
     tokens_per_s: float | None = None
     predicted_step_s: float

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.contents import Argument
 from meshwise.plan.text.shortening import shortened, told_apart, without_function
+from meshwise.units import range_text
 
 WIDTH = 100
 MAX_ROWS = 60
@@ -234,11 +235,6 @@ def way_text(operands: Sequence[Layout], results: Sequence[Layout], names: Seque
 def type_text(dtype: str, shape: Sequence[int]) -> str:
     """Return the type of a tensor, as `float32[64,256]`."""
     return f"{dtype}[{','.join(map(str, shape))}]"
-
-
-def range_text(first: int, last: int) -> str:
-    """Return a run of numbers, as `3` or `0-11`."""
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

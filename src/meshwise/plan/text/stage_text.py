@@ -16,7 +16,7 @@ from meshwise.plan.text.columns import (
     type_text,
 )
 from meshwise.plan.text.names import joined_names, numbers_text
-from meshwise.units import bytes_text, plural, seconds_text
+from meshwise.units import bytes_text, plural, range_text, seconds_text
 
 # State that has such a share of the bytes together, as biases, is only counted.
 _SMALL = 1e-3
@@ -131,8 +131,8 @@ def _row(number: int, stage: Stage) -> tuple[str, ...]:
     last = stage.first_device + hosts * devices - 1
     return (
         str(number),
-        f"{stage.first_layer}-{stage.last_layer}",
-        f"{stage.first_device}-{last}",
+        range_text(stage.first_layer, stage.last_layer),
+        range_text(stage.first_device, last),
         _sizes(stage),
         stage.remat,
         seconds_text(stage.forward_s),

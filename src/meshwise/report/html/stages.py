@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
-from meshwise.plan.text.columns import range_text
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.plan.text.stage_text import TRIED_NOTE
 from meshwise.report.html.markup import escaped, html_table, stage_class
 from meshwise.simulate.plan import Simulation
-from meshwise.units import bytes_text, seconds_text
+from meshwise.units import bytes_text, range_text, seconds_text
 
 _TIMES = (
     "stage", "layers", "devices", "hosts", "mesh", "remat", "forward", "backward", "gathers",

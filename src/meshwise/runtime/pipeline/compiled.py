@@ -18,6 +18,7 @@ from meshwise.spmd.layer import DeviceProgram
 from meshwise.spmd.part import border_spec, packed, unpacked
 from meshwise.spmd.program import abstract_mesh, compile_options, placed_sharding
 from meshwise.system.identity import Same
+from meshwise.system.progress import say
 
 # Global shape and dtype of an input as it comes in (`border_spec`).
 Specs: TypeAlias = Callable[[Name], jax.ShapeDtypeStruct]
@@ -95,6 +96,7 @@ class CompilationCache:
             return checked(lowered, mesh.devices, name)
         key = (text, tuple(mesh.devices.flat))
         if key not in self._known:
+            say(f"compiling {name}")
             self._known[key] = checked(lowered, mesh.devices, name)
         return self._known[key]
 
