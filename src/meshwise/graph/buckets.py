@@ -8,7 +8,7 @@ is part of the chain that a step waits for, and each of its collectives pays a l
 Scalars are left out: of one or two in a step, each is a bucket of its own.  Every layer of a
 pipeline has its own programs, so its tensors share buckets with each other only.
 
-Source: docs/DESIGN decision 16, docs/measurements/overlap.md.
+Source: docs/decisions/0032-merged-collectives-share-latencies.md.
 """
 
 from __future__ import annotations
