@@ -14,6 +14,7 @@ import jax
 import pytest
 
 import meshwise.spmd.program as lowering
+from meshwise.cluster import device_kind
 from meshwise.planner import kept_records
 from meshwise.system.user_cache import user_cache
 from meshwise.train.options import TrainOptions
@@ -81,6 +82,18 @@ def compiled_kernels() -> None:
 def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test plans anew: others may have planned with parts of the planner replaced."""
     monkeypatch.setattr(kept_records, "own_folder", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def no_buckets() -> Iterator[None]:
+    """Every collective pays its own latency.
+
+    For tests of memory that binds: where latencies count, the fastest plan of a tiny model holds
+    other bytes than the smallest.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_kind, "_BUCKET_BYTES", dict.fromkeys(device_kind._BUCKET_BYTES, 0))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,3 +111,55 @@ def test_all_to_all_in_a_host_is_as_fast_as_its_links():
     (axis,) = logical_mesh(host, 8, (8,), ("x",)).axes
     assert axis.exchange_bytes_per_s == 0.0
     assert axis.bytes_per_s(is_exchange=True) == host.link.bytes_per_s
+
+
+GPU = dataclasses.replace(DEVICE, name="H100-SXM5-80GB")
+# Without bandwidth to wait for, all time is latency: 2 * 3 hops.
+FAR = MeshAxis(name="far", size=4, latency_s=1e-5, link_bytes_per_s=1e30)
+LATENCY_S = 6e-5
+BUCKET = 30 * 2**20
+
+
+def far_s(
+    num_bytes: int, sharers: int, device: DeviceSpec = GPU, kind: str = "all-reduce"
+) -> float:
+    mesh = LogicalMesh(axes=(FAR,), device=device)
+    return collective_time_s(kind, (0,), num_bytes, mesh, sharers=sharers)
+
+
+def test_small_collectives_in_a_bucket_pay_one_latency_together():
+    assert 100 * far_s(4, 100) == pytest.approx(LATENCY_S, rel=1e-4)
+    assert far_s(4, 0) == pytest.approx(LATENCY_S)
+
+
+def test_each_full_bucket_pays_one_latency_more():
+    assert 60 * far_s(BUCKET // 20, 60) == pytest.approx((1 + 3) * LATENCY_S)
+
+
+def test_a_collective_larger_than_a_bucket_pays_its_own_latency():
+    assert far_s(2 * BUCKET, 60) == pytest.approx(LATENCY_S)
+    assert far_s(4, 1) == pytest.approx(LATENCY_S)
+
+
+def test_programs_of_cpus_and_unknown_devices_merge_nothing():
+    for name in ("virtual CPU", "d"):
+        device = dataclasses.replace(DEVICE, name=name)
+        assert far_s(4, 100, device) == far_s(4, 0, device)
+
+
+@pytest.mark.parametrize("kind", ["all-to-all", "permute"])
+def test_compilers_do_not_merge_these(kind):
+    assert far_s(4, 100, kind=kind) == far_s(4, 0, kind=kind)
+
+
+@given(
+    st.sampled_from(COLLECTIVES),
+    st.integers(0, 2**32),
+    st.integers(1, 500),
+    st.sampled_from([(0,), (1,), (0, 1)]),
+)
+def test_a_bucket_never_costs_more_than_to_send_alone(kind, num_bytes, sharers, axes):
+    mesh = LogicalMesh(axes=(SLOW, FAST), device=GPU)
+    shared = collective_time_s(kind, axes, num_bytes, mesh, sharers=sharers)
+    assert shared <= collective_time_s(kind, axes, num_bytes, mesh)
+    assert shared >= collective_time_s(kind, axes, num_bytes, mesh, sharers=sharers + 1)

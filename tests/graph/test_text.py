@@ -55,6 +55,7 @@ TENSORS = st.builds(
     itemsize=st.integers(1, 16),
     name=st.text(max_size=8),
     generated=st.booleans(),
+    sharers=st.integers(0, 9),
 )
 
 

@@ -206,7 +206,7 @@ class Paths:
         return steps
 
 
-_PATH = lower.path
+_PATH = lower.tensor_path
 
 
 @pytest.mark.slow
@@ -220,12 +220,11 @@ def test_one_order_of_reduced_axes_swapped(monkeypatch):
         swap.seen = 0
         for change in transfers(step.graph, decision, mesh.sizes):
             assert isinstance(change, Reshard)
-            tensor = change.tensor
-            swap(tensor.shape, tensor.itemsize, change.before, change.after, mesh)
+            swap(change.tensor, change.before, change.after, mesh)
         return swap.seen > 0
 
     decision = first_decision(step, mesh, scatters_twice)
-    monkeypatch.setattr(lower, "path", swap)
+    monkeypatch.setattr(lower, "tensor_path", swap)
 
     def build() -> Trajectory:
         return run(decided_step(step, decision, mesh), problem())

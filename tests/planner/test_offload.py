@@ -18,6 +18,8 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.plan.offload import crossing_s
 from meshwise.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("no_buckets")
+
 CLUSTER = mw.Cluster.virtual("1x dgx-h100")
 # Wide layers and few rows: state is most of the memory.
 STATE, BATCH = shapes((1024,) * 7)

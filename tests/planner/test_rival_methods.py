@@ -173,7 +173,9 @@ def test_both_pages_say_the_same_of_data_parallel_and_zero_2_across_hosts() -> N
     on_one = by_name(rivals_of(plan_call(call, asked), call, asked))
     for name, rival in by_name(rivals_of_pipeline(layered, request)).items():
         if name in NAMES[:2]:
-            assert rival.step_time_s == pytest.approx(on_one[name].step_time_s, rel=0.03)
+            # Each layer has its own programs, whose collectives are merged apart.
+            assert rival.step_time_s == pytest.approx(on_one[name].step_time_s, rel=0.06)
+            assert rival.step_time_s >= on_one[name].step_time_s * (1 - 1e-9)
             assert rival.how.startswith("mesh 2x8, ")
             assert on_one[name].how.startswith("mesh 2x8, ")
 

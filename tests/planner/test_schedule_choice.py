@@ -25,6 +25,8 @@ from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 from meshwise.trace.step import StepSignature
 from oracle.problem import quick_jit
 
+pytestmark = pytest.mark.usefixtures("no_buckets")
+
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
 
@@ -21,6 +22,7 @@ from meshwise.resharding.within import cost_matrix, path
 DEVICE = DeviceSpec(
     name="d", memory_bytes=1, memory_bytes_per_s=1.0, flop_per_s=(("float32", 1.0),), source="test"
 )
+GPU = dataclasses.replace(DEVICE, name="A100")
 
 
 def make_mesh(sizes, latency_s=1e-6, link_bytes_per_s=1e9):
@@ -158,12 +160,23 @@ def test_paths_are_equal_in_every_call():
     assert first == again
 
 
-def ring_s(kind, axes, num_bytes, mesh):
-    """docs/facts.md section 1 written a second time: axis after axis, or one ring."""
+def ring_s(kind, axes, num_bytes, mesh, sharers):
+    """docs/facts.md section 1 written a second time: axis after axis, or one ring.
 
+    With sharers each ring has its share of the latency of a bucket of 30 MiB.
+    """
+    ways = [ring_way_s(kind, axes, num_bytes, mesh, lambda latency_s: latency_s)]
+    if sharers and kind not in ("all-to-all", "permute"):
+        share = 1 / sharers + num_bytes / (30 * 2**20)
+        ways.append(ring_way_s(kind, axes, num_bytes, mesh, lambda latency_s: latency_s * share))
+    return min(ways)
+
+
+def ring_way_s(kind, axes, num_bytes, mesh, share):
     def one(n, latency_s, bandwidth, size):
         if n == 1:
             return 0.0
+        latency_s = share(latency_s)
         return {
             "all-gather": (n - 1) * latency_s + (n - 1) / n * size / bandwidth,
             "reduce-scatter": (n - 1) * latency_s + (n - 1) / n * size / bandwidth,
@@ -184,7 +197,7 @@ def ring_s(kind, axes, num_bytes, mesh):
     return min(flat, by_axis)
 
 
-def brute_force(shape, itemsize, source, mesh, forbid):
+def brute_force(shape, itemsize, source, mesh, forbid, sharers):
     """Textbook Dijkstra over layouts, with prices computed from the tiles themselves."""
     best, queue, tick = {}, [(0.0, 0, source)], 0
     while queue:
@@ -198,7 +211,7 @@ def brute_force(shape, itemsize, source, mesh, forbid):
             others = [a for dim in layout.dims for a in dim if a not in move.axes]
             whole = math.prod(shape) * itemsize / math.prod(mesh.sizes[a] for a in others)
             free = move.kind in ("slice", "mask")
-            price = 0.0 if free else ring_s(move.kind, move.axes, whole, mesh)
+            price = 0.0 if free else ring_s(move.kind, move.axes, whole, mesh, sharers)
             tick += 1
             heapq.heappush(queue, (cost + price, tick, move.layout))
     return best
@@ -209,18 +222,19 @@ def brute_force(shape, itemsize, source, mesh, forbid):
     ("sizes", "shape", "itemsize"),
     [((2, 4), (16, 8), 4), ((2, 2, 2), (4, 8), 2), ((3, 2), (6, 12, 5), 8), ((4,), (4, 2), 4)],
 )
-def test_prices_equal_brute_force_and_paths_equal_prices(sizes, shape, itemsize, forbid):
-    mesh = MESHES[sizes]
+@pytest.mark.parametrize("sharers", [0, 5])
+def test_prices_equal_brute_force_and_paths_equal_prices(sizes, shape, itemsize, forbid, sharers):
+    mesh = dataclasses.replace(MESHES[sizes], device=GPU)
     layouts = list(all_layouts(shape, sizes, ("sum", "max")))
-    matrix = cost_matrix(shape, itemsize, layouts, layouts, mesh, forbid=forbid)
+    matrix = cost_matrix(shape, itemsize, layouts, layouts, mesh, forbid=forbid, sharers=sharers)
     for row, source in enumerate(layouts):
-        best = brute_force(shape, itemsize, source, mesh, forbid)
+        best = brute_force(shape, itemsize, source, mesh, forbid, sharers)
         for column, target in enumerate(layouts):
             assert matrix[row, column] == pytest.approx(best.get(target, math.inf), rel=1e-9)
             if math.isfinite(matrix[row, column]) and not forbid:
-                steps = path(shape, itemsize, source, target, mesh)
+                steps = path(shape, itemsize, source, target, mesh, sharers=sharers)
                 seconds = sum(
-                    collective_time_s(step.kind, step.axes, step.num_bytes, mesh)
+                    collective_time_s(step.kind, step.axes, step.num_bytes, mesh, sharers=sharers)
                     for step in steps
                     if step.kind not in FREE
                 )

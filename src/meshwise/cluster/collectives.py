@@ -13,6 +13,7 @@ import functools
 import math
 from typing import NamedTuple
 
+from meshwise.cluster.device_kind import Bucket, bucket_of
 from meshwise.cluster.mesh import LogicalMesh, MeshAxis
 
 ALL_REDUCE = "all-reduce"
@@ -66,14 +67,21 @@ def _hierarchical(kind: str, axes: tuple[MeshAxis, ...]) -> Term:
 
 
 @functools.lru_cache(maxsize=4096)
-def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
+def collective_terms(
+    kind: str, axes: tuple[MeshAxis, ...], bucket: Bucket | None = None
+) -> tuple[Term, ...]:
     """Return the ways to run a collective over several axes; its time is the least of them.
 
     A permute pairs devices across all axes at once, so only the slowest link counts.
 
+    In a bucket, one of B bytes pays `1 / sharers + B / num_bytes` of a latency, at most all of
+    it: all sharers together pay one, and one more for each bucket that they fill.  Compilers do
+    not merge all-to-alls and permutes.
+
     Args:
         kind: A name of `COLLECTIVES`.
         axes: The axes of the mesh over whose product it runs.
+        bucket: The bucket in which it is sent; None if it runs alone.
 
     Raises:
         ValueError: `kind` is not a collective.
@@ -84,12 +92,28 @@ def collective_terms(kind: str, axes: tuple[MeshAxis, ...]) -> tuple[Term, ...]:
         max((axis.latency_s for axis in axes), default=0.0),
         min((axis.bytes_per_s(is_exchange=kind == ALL_TO_ALL) for axis in axes), default=math.inf),
     )
-    if len(axes) < 2 or kind == PERMUTE:
-        return (flat,)
-    return (flat, _hierarchical(kind, axes))
+    ways = (flat,) if len(axes) < 2 or kind == PERMUTE else (flat, _hierarchical(kind, axes))
+    if bucket is None or kind in (ALL_TO_ALL, PERMUTE):
+        return ways
+    return (*ways, *(_shared(way, bucket) for way in ways))
 
 
-def collective_time_s(kind: str, axes: tuple[int, ...], num_bytes: int, mesh: LogicalMesh) -> float:
+def _shared(way: Term, bucket: Bucket) -> Term:
+    """Return a way with its share of the latency of a bucket."""
+    return Term(
+        way.latency_s / bucket.sharers,
+        way.seconds_per_byte + way.latency_s / bucket.num_bytes,
+    )
+
+
+def collective_time_s(
+    kind: str,
+    axes: tuple[int, ...],
+    num_bytes: int,
+    mesh: LogicalMesh,
+    *,
+    sharers: int = 0,
+) -> float:
     """Return the seconds of one collective over the mesh axes at positions `axes`.
 
     Args:
@@ -97,9 +121,11 @@ def collective_time_s(kind: str, axes: tuple[int, ...], num_bytes: int, mesh: Lo
         axes: Positions in `mesh.axes`.
         num_bytes: B of docs/facts.md section 1.
         mesh: The logical mesh.
+        sharers: Tensors whose collectives compilers merge with it; 0 if it runs alone.
 
     Raises:
         ValueError: `kind` is not a collective.
     """
-    terms = collective_terms(kind, tuple(mesh.axes[a] for a in axes))
+    bucket = bucket_of(mesh.device, sharers)
+    terms = collective_terms(kind, tuple(mesh.axes[a] for a in axes), bucket)
     return min(term.latency_s + term.seconds_per_byte * float(num_bytes) for term in terms)

@@ -28,6 +28,8 @@ class Tensor:
             `jax.ad_checkpoint.checkpoint_name` calls an activation, else empty.
         generated: No argument is among its ancestors (literal, iota and what follows from
             them): it is made in each layout that is wanted, never resharded.
+        sharers: Number of tensors, itself included, whose collectives compilers merge
+            (`graph.buckets`); 0 where its own run alone.
     """
 
     shape: tuple[int, ...]
@@ -35,6 +37,7 @@ class Tensor:
     itemsize: int
     name: str = ""
     generated: bool = False
+    sharers: int = 0
 
     @property
     def num_bytes(self) -> int:

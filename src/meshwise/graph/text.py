@@ -8,10 +8,10 @@
     outputs %2
 
 A tensor is `%id dtype[shape]`, with `/bytes` where the dtype does not name the bits of an element,
-its name, and `generated`.  What follows an operator in braces is JSON of the fields that are not
-as usual: of its rule the loops (with the monoid that reduces them, and `block`) and for each
-operand and result the loops that its dims follow (`-` for none, `0.1` for several, `()` where
-there are no dims).  Bodies follow their operator, each indented.
+its name, `generated`, and `sharers:` with their number.  What follows an operator in braces is
+JSON of the fields that are not as usual: of its rule the loops (with the monoid that reduces
+them, and `block`) and for each operand and result the loops that its dims follow (`-` for none,
+`0.1` for several, `()` where there are no dims).  Bodies follow their operator, each indented.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Json: TypeAlias = "str | float | bool | Sequence[Json] | Mapping[str, Json] | No
 Record = TypeVar("Record")
 
 _TENSOR = re.compile(
-    r'%(\d+) ([^\s\[]+)\[([\d,]*)\](?:/(\d+))?(?: ("(?:[^"\\]|\\.)*"))?( generated)?(?:, )?'
+    r'%(\d+) ([^\s\[]+)\[([\d,]*)\](?:/(\d+))?(?: ("(?:[^"\\]|\\.)*"))?'
+    r"( generated)?(?: sharers:(\d+))?(?:, )?"
 )
 _OPERATOR = re.compile(r"%? ?= (\S+?)\(([%\d, ]*)\) (\{.*\})")
 _ID = re.compile(r"%(\d+)")
@@ -131,7 +132,8 @@ def _tensor_text(graph: Graph, number: int) -> str:
     size = "" if tensor.itemsize == _usual_bytes(tensor.dtype) else f"/{tensor.itemsize}"
     name = f" {json.dumps(tensor.name)}" if tensor.name else ""
     generated = " generated" if tensor.generated else ""
-    return f"%{number} {tensor.dtype}[{shape}]{size}{name}{generated}"
+    sharers = f" sharers:{tensor.sharers}" if tensor.sharers else ""
+    return f"%{number} {tensor.dtype}[{shape}]{size}{name}{generated}{sharers}"
 
 
 def _usual_bytes(dtype: str) -> int:
@@ -288,6 +290,7 @@ def _tensor(found: re.Match[str]) -> Tensor:
         itemsize=int(found[4]) if found[4] else _usual_bytes(dtype),
         name=json.loads(found[5]) if found[5] else "",
         generated=bool(found[6]),
+        sharers=int(found[7] or 0),
     )
 
 

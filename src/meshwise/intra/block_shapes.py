@@ -35,7 +35,7 @@ class BlockShapes:
     def _op_id(self, op: Operator, tensors: tuple[Tensor, ...]) -> int:
         """A number that equal operators on equal tensors share."""
         key = (op.kind, op.detail, self.rule_id(op.rule), op.heavy, op.flop) + tuple(
-            (t.shape, t.dtype) for t in tensors
+            (t.shape, t.dtype, t.sharers) for t in tensors
         )
         return self._op_ids.setdefault(key, len(self._op_ids))
 

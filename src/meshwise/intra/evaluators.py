@@ -39,7 +39,7 @@ def resharding_s(
     numbers = evaluator.layout_keys
     a = numbers.setdefault(left, len(numbers))
     b = numbers.setdefault(wants, len(numbers))
-    key = ("edge", evaluator.forbid, tensor.shape, tensor.itemsize, trips, a, b)
+    key = ("edge", evaluator.forbid, tensor.shape, tensor.itemsize, tensor.sharers, trips, a, b)
     if key not in evaluator.matrices:
         rows = list(dict.fromkeys(left))
         columns = list(dict.fromkeys(w for want in wants for w in want))
@@ -50,6 +50,7 @@ def resharding_s(
             columns,
             evaluator.mesh,
             forbid=evaluator.forbid,
+            sharers=tensor.sharers,
         )
         base = np.hstack([base, np.zeros((len(rows), 1))])
         row_of = {w: i for i, w in enumerate(rows)}

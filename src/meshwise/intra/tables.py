@@ -66,16 +66,22 @@ class Evaluator:
         self.matrices: dict[object, NDArray[np.float64]] = {}
         self._layouts: dict[tuple[int, Strategy], Ways | None] = {}
         self._feasible: dict[int, tuple[Strategy, ...]] = {}
-        self._reshard: dict[tuple[tuple[int, ...], int, Layout, Layout], float] = {}
+        self._reshard: dict[tuple[tuple[int, ...], int, int, Layout, Layout], float] = {}
 
     def reshard_s(self, tensor: Tensor, source: Layout, target: Layout) -> float:
         """Seconds from one layout to another."""
         if source == target or tensor.generated:
             return 0.0
-        key = (tensor.shape, tensor.itemsize, source, target)
+        key = (tensor.shape, tensor.itemsize, tensor.sharers, source, target)
         if key not in self._reshard:
             matrix = cost_matrix(
-                tensor.shape, tensor.itemsize, [source], [target], self.mesh, forbid=self.forbid
+                tensor.shape,
+                tensor.itemsize,
+                [source],
+                [target],
+                self.mesh,
+                forbid=self.forbid,
+                sharers=tensor.sharers,
             )
             self._reshard[key] = float(matrix[0, 0])
         return self._reshard[key]

@@ -26,7 +26,7 @@ from meshwise.memory.treatment import image_dims, is_batched, is_grouped
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 from meshwise.plan.offload import HostGroup, host_order
-from meshwise.resharding.within import ReshardingStep, path
+from meshwise.resharding.within import ReshardingStep, tensor_path
 
 
 def program_of_graph(
@@ -115,7 +115,7 @@ class _Writer:
         self.copies = LayoutCopies[int]()
         self.generated: dict[tuple[int, Layout], int] = {}
         self.paths: dict[
-            tuple[tuple[int, ...], int, Layout, Layout], tuple[ReshardingStep, ...]
+            tuple[tuple[int, ...], int, int, Layout, Layout], tuple[ReshardingStep, ...]
         ] = {}
         self.sizes: dict[tuple[tuple[int, ...], int, Layout], int] = {}
         self.images = image_dims(graph)
@@ -208,10 +208,10 @@ class _Writer:
     def resharded(self, t: int, before: Layout, after: Layout, value: int, time: int) -> int:
         """Return the value in another layout."""
         tensor = self.graph.tensors[t]
-        shape = (tensor.shape, tensor.itemsize, before, after)
-        if shape not in self.paths:
-            self.paths[shape] = path(*shape, self.mesh)
-        for step in self.paths[shape]:
+        key = (tensor.shape, tensor.itemsize, tensor.sharers, before, after)
+        if key not in self.paths:
+            self.paths[key] = tensor_path(tensor, before, after, self.mesh)
+        for step in self.paths[key]:
             value = self.step(t, before, step, self.straight(value), time)
             before = step.layout
         return value

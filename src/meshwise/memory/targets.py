@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from meshwise.cluster.device_kind import device_kind
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import ClusterError
 from meshwise.memory.cpu.target import CPU
@@ -14,16 +15,6 @@ from meshwise.memory.tpu.target import TPU, TPU_V5P
 
 MEMORY_MODELS: Mapping[str, Target] = MappingProxyType(
     {"cpu": CPU, "gpu": GPU, "tpu": TPU, "tpu-v5p": TPU_V5P}
-)
-
-# Parts of the names of devices, in the catalog and as drivers report them, by target; JAX calls a
-# v5p `TPU v5`.  A v4 and a v6e have the rules of a v5e: neither was compared.
-_PARTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "gpu": ("NVIDIA", "V100", "A100", "H100", "H200", "B200", "B300"),
-        "tpu-v5p": ("TPU v5p",),
-        "tpu": ("TPU",),
-    }
 )
 
 
@@ -49,7 +40,4 @@ def memory_model_of(device: DeviceSpec) -> Target:
     Args:
         device: The device.
     """
-    for name, parts in _PARTS.items():
-        if any(part in device.name or part == f"{device.name}p" for part in parts):
-            return memory_model(name)
-    return CPU
+    return memory_model(device_kind(device))

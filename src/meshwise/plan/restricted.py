@@ -15,7 +15,7 @@ from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.plan.counts.walk import homes
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.resharding.within import FREE, path
+from meshwise.resharding.within import FREE, tensor_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +293,7 @@ def without_collectives(
 
 
 def _is_free(tensor: Tensor, before: Layout, after: Layout, mesh: LogicalMesh) -> bool:
-    steps = path(tensor.shape, tensor.itemsize, before, after, mesh)
+    steps = tensor_path(tensor, before, after, mesh)
     return all(step.kind in FREE for step in steps)
 
 

@@ -24,8 +24,10 @@ from scipy.sparse.csgraph import (  # pyright: ignore[reportMissingTypeStubs]
 )
 
 from meshwise.cluster.collectives import collective_terms
+from meshwise.cluster.device_kind import Bucket, bucket_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import PlanError
+from meshwise.graph.graph import Tensor
 from meshwise.graph.layout import SUM, Layout, is_valid, num_parts, replicated
 from meshwise.resharding.moves import FREE, Move, moves
 
@@ -119,12 +121,14 @@ class _Problem(NamedTuple):
         monoids: Monoids of partial layouts besides the sum.
         mesh: The logical mesh.
         forbid: Kinds of collectives that may not be used.
+        bucket: The bucket in which its collectives are sent; None if they run alone.
     """
 
     units: tuple[int, ...]
     monoids: tuple[str, ...]
     mesh: LogicalMesh
     forbid: frozenset[str]
+    bucket: Bucket | None
 
     @property
     def graph(self) -> _StateGraph:
@@ -137,15 +141,17 @@ def _edge_terms(problem: _Problem) -> tuple[NDArray[np.float64], NDArray[np.floa
     """Return latency and seconds a byte of B, shape (ways, edges); inf if forbidden."""
     forbid = problem.forbid
     edges = problem.graph.moves
-    latency_s = np.full((2, len(edges)), np.inf)
-    seconds_per_byte = np.zeros((2, len(edges)))
+    most = 4 if problem.bucket else 2
+    latency_s = np.full((most, len(edges)), np.inf)
+    seconds_per_byte = np.zeros((most, len(edges)))
     for i, move in enumerate(edges):
         if move.kind in forbid:
             continue
         if move.kind in FREE:
             latency_s[0, i] = 0.0
             continue
-        terms = collective_terms(move.kind, tuple(problem.mesh.axes[a] for a in move.axes))
+        axes = tuple(problem.mesh.axes[a] for a in move.axes)
+        terms = collective_terms(move.kind, axes, problem.bucket)
         for way, term in enumerate(terms):
             latency_s[way, i], seconds_per_byte[way, i] = term
     return latency_s, seconds_per_byte
@@ -193,6 +199,7 @@ def cost_matrix(
     mesh: LogicalMesh,
     *,
     forbid: frozenset[str] = NOTHING,
+    sharers: int = 0,
 ) -> NDArray[np.float64]:
     """Return the seconds to reshard one tensor from each of `srcs` to each of `dsts`.
 
@@ -204,6 +211,7 @@ def cost_matrix(
         mesh: The logical mesh.
         forbid: Kinds of collectives that may not be used; how one of another kind goes over several
             axes is left to it.
+        sharers: Tensors whose collectives compilers merge with its own; 0 if those run alone.
 
     Returns:
         Shape (len(srcs), len(dsts)); inf where no path exists.
@@ -211,7 +219,8 @@ def cost_matrix(
     Raises:
         PlanError: a layout does not fit the shape and the mesh.
     """
-    problem = _Problem(_units(shape, mesh), _other_monoids((*srcs, *dsts)), mesh, forbid)
+    bucket = bucket_of(mesh.device, sharers)
+    problem = _Problem(_units(shape, mesh), _other_monoids((*srcs, *dsts)), mesh, forbid, bucket)
     index = problem.graph.index
     for layout in (*srcs, *dsts):
         if layout not in index:
@@ -253,6 +262,8 @@ def path(
     src: Layout,
     dst: Layout,
     mesh: LogicalMesh,
+    *,
+    sharers: int = 0,
 ) -> tuple[ReshardingStep, ...]:
     """Return the cheapest steps from `src` to `dst`; of equally cheap paths the shortest.
 
@@ -262,13 +273,15 @@ def path(
         src: Layout to start from.
         dst: Layout to reach.
         mesh: The logical mesh.
+        sharers: Tensors whose collectives compilers merge with its own; 0 if those run alone.
 
     Raises:
         PlanError: a layout does not fit, or `dst` cannot be reached.
     """
     _check(src, shape, mesh)
     _check(dst, shape, mesh)
-    problem = _Problem(_units(shape, mesh), _other_monoids((src, dst)), mesh, NOTHING)
+    bucket = bucket_of(mesh.device, sharers)
+    problem = _Problem(_units(shape, mesh), _other_monoids((src, dst)), mesh, NOTHING, bucket)
     graph = problem.graph
     num_bytes = math.prod(shape) * itemsize
     source, node = graph.index[src], graph.index[dst]
@@ -293,3 +306,20 @@ def path(
             )
         )
     return tuple(reversed(steps))
+
+
+def tensor_path(
+    tensor: Tensor, src: Layout, dst: Layout, mesh: LogicalMesh
+) -> tuple[ReshardingStep, ...]:
+    """Return `path` for a tensor of a graph.
+
+    Args:
+        tensor: The tensor.
+        src: Layout to start from.
+        dst: Layout to reach.
+        mesh: The logical mesh.
+
+    Raises:
+        PlanError: a layout does not fit, or `dst` cannot be reached.
+    """
+    return path(tensor.shape, tensor.itemsize, src, dst, mesh, sharers=tensor.sharers)

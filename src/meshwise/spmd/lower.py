@@ -24,7 +24,7 @@ from meshwise.graph.sends import ring_axes
 from meshwise.jax_compat.source_lines import source_scope
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
-from meshwise.resharding.within import FREE, ReshardingStep, path
+from meshwise.resharding.within import FREE, ReshardingStep, tensor_path
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.collectives import apply_step
 from meshwise.spmd.from_host import FromHost
@@ -52,7 +52,7 @@ class _Device:
             return value
         tensor = self.graph.tensors[ident]
         layout = before
-        for step in path(tensor.shape, tensor.itemsize, before, after, self.mesh):
+        for step in tensor_path(tensor, before, after, self.mesh):
             value = self._step(value, layout, step)
             layout = step.layout
         return value

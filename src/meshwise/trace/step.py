@@ -12,6 +12,7 @@ import jax
 from jax.tree_util import KeyPath
 
 from meshwise.errors import TraceError
+from meshwise.graph.buckets import with_buckets
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat.arrays import has_type
 from meshwise.jax_compat.contexts import explicit, is_no_array, is_unbound_axis
@@ -363,7 +364,7 @@ def trace_step(
     names = dict(zip(program.inputs, opened.names, strict=True))
     return TracedStep(
         program=program,
-        graph=to_graph(program, names=names, aliases=opened.aliases),
+        graph=with_buckets(to_graph(program, names=names, aliases=opened.aliases)),
         in_tree=opened.in_tree,
         out_tree=opened.out_tree,
         in_avals=flat,

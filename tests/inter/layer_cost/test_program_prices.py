@@ -60,8 +60,9 @@ def test_programs_send_what_the_graph_is_priced_at(method: str, remat: Any, pric
             of_graph[c.kind, c.axes, c.num_bytes] += c.count
         for moves in repeated_moves(piece, decision):
             for move in moves:
-                for kind, axes, _, num_bytes in sent(move, MESH):
-                    of_graph[kind, tuple(MESH.names[a] for a in axes), num_bytes] += move.times
+                for x in sent(move, MESH):
+                    axes = tuple(MESH.names[a] for a in x.axes)
+                    of_graph[x.kind, axes, x.num_bytes] += move.times
         of_programs: Counter[object] = Counter()
         for c in layer_work(piece, decision, MESH, splits_backward=False).collectives:
             of_programs[c.kind, c.axes, c.num_bytes] += c.count

@@ -32,6 +32,8 @@ from meshwise.planner.pipeline import layers_of
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 
+pytestmark = pytest.mark.usefixtures("no_buckets")
+
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 B = 2
 

@@ -28,6 +28,8 @@ from meshwise.planner.schedule_choice import planned_layers
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 
+pytestmark = pytest.mark.usefixtures("no_buckets")
+
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 B = 8

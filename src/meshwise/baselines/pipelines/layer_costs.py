@@ -242,7 +242,7 @@ def seconds_of(
     loop_s = step_time_s(piece.graph, decision, mesh, parts=parts[1:])
     in_loop_s, after_s = (
         sum(
-            move.times * collective_time_s(x.kind, x.axes, x.num_bytes, mesh)
+            move.times * collective_time_s(x.kind, x.axes, x.num_bytes, mesh, sharers=x.sharers)
             for move in moves
             for x in sent(move, mesh)
         )

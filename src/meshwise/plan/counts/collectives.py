@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from meshwise.cluster.collectives import PERMUTE, collective_time_s
+from meshwise.cluster.device_kind import bucket_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
 from meshwise.plan.counts.walk import Exchange, Reshard, transfers
 from meshwise.plan.decision import GraphDecision
 from meshwise.resharding.moves import FREE
-from meshwise.resharding.within import path
+from meshwise.resharding.within import tensor_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Collective:
         count: How often it runs in a step.
         stage: Stage of the pipeline.
         where: Operator and source line that needs it, or whose result leaves as an output.
+        sharers: Tensors whose collectives the compiler merges with it, so that they share
+            latencies; 0 if it runs alone.
     """
 
     kind: str
@@ -42,6 +45,7 @@ class Collective:
     count: int
     stage: int = 0
     where: str = ""
+    sharers: int = 0
 
 
 def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tuple[Collective, ...]:
@@ -66,29 +70,32 @@ def collectives(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> tup
             num_bytes=num_bytes,
             count=made.times,
             where=made.where,
+            sharers=sharers,
         )
         for made in transfers(graph, decision, mesh.sizes)
-        for kind, axes, group_size, num_bytes in sent(made, mesh)
+        for kind, axes, group_size, num_bytes, sharers in sent(made, mesh)
     )
 
 
 class Sent(NamedTuple):
-    """What devices send at once: kind, mesh axes and size of the group, and bytes."""
+    """What devices send at once: kind, mesh axes and size of the group, bytes and sharers."""
 
     kind: str
     axes: tuple[int, ...]
     group_size: int
     num_bytes: int
+    sharers: int
 
 
 def sent(made: Reshard | Exchange, mesh: LogicalMesh) -> list[Sent]:
     """Return what a transfer sends on a mesh, in order; groups of one device are left out."""
     if isinstance(made, Exchange):
-        return [Sent(PERMUTE, made.axes, made.group_size, made.num_bytes)]
+        return [Sent(PERMUTE, made.axes, made.group_size, made.num_bytes, 0)]
     tensor = made.tensor
+    sharers = tensor.sharers if bucket_of(mesh.device, tensor.sharers) else 0
     return [
-        Sent(step.kind, step.axes, step.group_size, step.num_bytes)
-        for step in path(tensor.shape, tensor.itemsize, made.before, made.after, mesh)
+        Sent(step.kind, step.axes, step.group_size, step.num_bytes, sharers)
+        for step in tensor_path(tensor, made.before, made.after, mesh)
         if step.kind not in FREE and step.group_size > 1
     ]
 
@@ -104,7 +111,9 @@ def collective_s(collective: Collective, mesh: LogicalMesh) -> float:
         Seconds.
     """
     axes = tuple(mesh.names.index(name) for name in collective.axes)
-    return collective_time_s(collective.kind, axes, collective.num_bytes, mesh)
+    return collective_time_s(
+        collective.kind, axes, collective.num_bytes, mesh, sharers=collective.sharers
+    )
 
 
 # Stage, kind, axes and size of the group -> how many run in a step, their bytes and seconds.

@@ -107,8 +107,8 @@ def communication(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> C
     found = Communication()
     for scope in scopes(graph, decision):
         for seconds, made in _owned(found, scope, mesh.sizes):
-            for kind, axes, _, num_bytes in sent(made, mesh):
-                once = collective_time_s(kind, axes, num_bytes, mesh)
+            for kind, axes, _, num_bytes, sharers in sent(made, mesh):
+                once = collective_time_s(kind, axes, num_bytes, mesh, sharers=sharers)
                 seconds[kind] = seconds.get(kind, 0.0) + scope.times * made.times * once
     for i in decision.in_host:
         crossing = crossing_s(bytes_in_host(graph, decision, mesh, (i,)), mesh.device)

@@ -150,7 +150,9 @@ _COLLECTIVE = record(
         "count": COUNT,
         "stage": SIZE,
         "where": TEXT,
+        "sharers": SIZE,
     },
+    optional=("sharers",),
 )
 _WAY = record(Way, {"operands": LAYOUTS, "results": LAYOUTS})
 _PEAK_PART = record(PeakPart, {"role": TEXT, "where": TEXT, "count": SIZE, "num_bytes": SIZE})

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from meshwise.errors import TraceError
+from meshwise.graph.buckets import with_buckets
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat.jaxprs import Aval, Var
 from meshwise.pieces.neighbours import CrossingNames
@@ -305,6 +306,11 @@ def _piece_graph(run: _WholePiece, program: Program, adjacent: AbstractSet[Var])
         program,
         names=dict(zip(program.inputs, [split.names[i] for i in arguments], strict=False)),
         aliases=tuple((k, k) for k in state),
+    )
+    graph = with_buckets(
+        graph,
+        inputs=[graph.inputs[i] for i in (*inputs.entering_at, *inputs.cotangents_at)],
+        outputs=[graph.outputs[j] for j in (*results.leaving_at, *results.cotangents_at)],
     )
     dims = {k: split.batch_dims[i] for k, i in enumerate(arguments) if i in split.batch_dims}
     first, start = inputs.entering_at.start, joint.first_crossing

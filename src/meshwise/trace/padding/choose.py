@@ -14,6 +14,7 @@ from dataclasses import replace
 import jax
 
 from meshwise.errors import PlanError
+from meshwise.graph.buckets import with_buckets
 from meshwise.plan.padding import PaddedDim
 from meshwise.trace.flatten import flatten
 from meshwise.trace.padding.classes import DimClass, dim_classes, padded_loops
@@ -136,5 +137,5 @@ def with_padding(step: TracedStep, dims: Sequence[PaddedDim]) -> TracedStep:
         new: step.graph.tensors[old].name
         for new, old in zip(program.inputs, step.program.inputs, strict=True)
     }
-    graph = to_graph(program, names=names, aliases=step.graph.aliases)
+    graph = with_buckets(to_graph(program, names=names, aliases=step.graph.aliases))
     return replace(step, program=program, graph=graph)
