@@ -30,6 +30,20 @@ def test_the_text_says_what_waits() -> None:
     assert lines[at + 4].split() == ["1", "8", "ms", "2", "2", "256", "MiB"]
 
 
+def test_the_schedule_bears_the_name_by_which_it_is_asked_for() -> None:
+    assert "micro-batches, schedule eager-1f1b-delayed" in apart().explain()
+    assert "delayed" not in PLAIN.explain()
+
+
+def test_what_an_older_file_does_not_say_is_no_difference() -> None:
+    stages = tuple(replace(stage, gradient_bytes=8) for stage in PLAIN.stages)
+    newer = replace(PLAIN, stages=stages)
+    assert not plan_differences(PLAIN, newer)
+    more = replace(newer, stages=tuple(replace(stage, gradient_bytes=9) for stage in stages))
+    found = [row.what for section in plan_differences(newer, more) for row in section.rows]
+    assert found == ["0 sums of gradients", "1 sums of gradients"]
+
+
 def test_differences_name_it() -> None:
     found = {row.what for section in plan_differences(PLAIN, apart()) for row in section.rows}
     assert {

@@ -108,7 +108,7 @@ def _summary(plan: PlanRecord) -> list[str]:
     memory = f"{bytes_text(peak)} of {bytes_text(limit)}"
     is_one = plan.schedule == ONE_PROGRAM
     mesh = [("mesh", mesh_text(plan.mesh))] if is_one else []
-    schedule = "" if is_one else f", schedule {plan.schedule}"
+    schedule = "" if is_one else f", schedule {plan.schedule_choice}"
     rows = [
         *([("model", plan.model)] if plan.model else []),
         *([("method", plan.method), ("objective", plan.objective)] if plan.method else []),
