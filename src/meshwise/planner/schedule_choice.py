@@ -129,7 +129,7 @@ def planned_layers(
         names = _names(group)
         is_plain = group[0].chunks == 1
         if is_plain and least_fails:
-            report(f"{names}: passed over, no less is held than with 1f1b")
+            report(f"{names}: passed over, since 1f1b holds no more and does not fit")
             continue
         report(names)
         # Of equals the first is taken.

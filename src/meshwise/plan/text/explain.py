@@ -50,7 +50,7 @@ def explain(plan: PlanRecord, *, full: bool = False) -> str:
     Args:
         plan: The plan.
         full: Whether every layer, every stage and every row has its own lines. Else what is equal
-            shares a row, and of long tables the smallest rows are one, or only their number.
+            shares a row, and long tables say how many of their smallest rows are left out.
     """
     lines = with_space_below(plan_memory(plan).warning_lines()) + _summary(plan)
     if plan.schedule == ONE_PROGRAM:
