@@ -24,6 +24,12 @@ from meshwise.cli.option_names import OPTION_NAMES, Command, with_options
             "--memory 14 is 14 bytes; 14 GiB are --memory 14GiB",
         ),
         ("or raise memory_bytes", "or raise --memory"),
+        (
+            "give all the same number of rows, or say with batch_dims which dim is the batch, None "
+            "for what is not batch data",
+            "give all the same number of rows in dim 0, and put what is not batch data into the "
+            "state",
+        ),
         ("say host_memory_bytes of the device", "say host_memory_bytes of the device"),
         ("with offload=True", "with --offload"),
         ("use mw.Auto(stages=...), or one stage", "use --stages, or one stage"),

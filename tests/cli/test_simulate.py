@@ -100,3 +100,10 @@ def test_no_pipeline(tmp_path: Path) -> None:
     assert "none.json: No such file or directory" in run.output
     run = CliRunner().invoke(main, ["simulate", "-"], input='{"format": "meshwise-profile"}')
     assert "must be 'meshwise-plan' or 'meshwise-pipeline', got 'meshwise-profile'" in run.output
+
+
+def test_a_stage_of_one_layer_is_told_by_one_number() -> None:
+    text = pipeline(4, 16, "2x p3.16xlarge", layers_a_stage=1).to_json()
+    run = CliRunner().invoke(main, ["simulate", "-"], input=text)
+    assert run.exit_code == 0, run.output
+    assert [line.split()[1] for line in run.output.splitlines()[-4:]] == ["0", "1", "2", "3"]

@@ -40,13 +40,13 @@ def test_text_and_page_show_the_best_of_each() -> None:
 def test_a_plan_alone_says_where_the_table_is(tmp_path: Path) -> None:
     plan = pipeline(4, 16, "2x p3.16xlarge")
     assert plan.tried
-    assert "`meshwise plan` prints the best of each schedule" in plan_page(plan)
-    assert "left: `meshwise plan`" not in plan_page(plan, simulated=())
+    assert "`meshwise plan` prints the best plan of each schedule" in plan_page(plan)
+    assert "other plans of the search. `meshwise plan`" not in plan_page(plan, simulated=())
     file = tmp_path / "plan.json"
     file.write_text(plan.to_json())
     told = CliRunner().invoke(main, ["explain", str(file)]).output
     assert "\nBest plan by schedule\n" in told
-    assert "`meshwise plan` prints the best of each schedule" in " ".join(told.split())
+    assert "`meshwise plan` prints the best plan of each schedule" in " ".join(told.split())
     one_mesh = golden_plan("product-priced")
     assert "Best plan by schedule" not in plan_page(one_mesh)
     assert elsewhere_text(one_mesh) == ""

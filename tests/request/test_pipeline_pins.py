@@ -371,6 +371,21 @@ def test_pins_that_no_mesh_keeps_are_refused_before_planning(pins: Any, text: st
     assert not any("bounds" in line for line in said)
 
 
+@pytest.mark.parametrize("pins", [{}, {"stages": 2}])
+def test_a_stage_for_each_device_keeps_every_pin(pins: dict[str, Any]) -> None:
+    step, state, batch = make_step(3)
+    batch["odd"] = jax.ShapeDtypeStruct((32, 11), jnp.float32)
+    request = PipelineRequest(
+        cluster=mw.Cluster.virtual("2 cpu"),
+        num_layers=3,
+        num_stages=None if pins else 2,
+        num_microbatches=(4,),
+        pins={"1/odd": P(None, "x"), **pins},
+    )
+    plan = plan_pipeline(step, (state, batch), {}, SIGNATURE, request, lambda _: None).plan
+    assert [stage.num_devices for stage in plan.stages] == [1, 1]
+
+
 def test_pins_of_a_stack_are_checked_against_its_layers() -> None:
     """Three layers lie in one array, of which no axis divides the first dim."""
 

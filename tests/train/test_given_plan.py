@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import meshwise as mw
 from doubles import own_steps
 from doubles.jit_step import Recorder
+from doubles.pipelines import pipeline
 from meshwise.cli import main
 from meshwise.errors import ClusterError, InfeasibleError, PlanError
 from meshwise.report.plan_file import plan_from_file
@@ -81,6 +82,14 @@ def test_options_that_contradict_the_plan_are_refused(
 
 def test_options_that_say_what_the_plan_says_are_taken(options: TrainOptions) -> None:
     check_given_plan(replace(options, stages=1, mesh=(8,), microbatches="auto", memory_bytes=2**30))
+
+
+def test_a_schedule_with_delays_is_told_by_its_whole_name(options: TrainOptions) -> None:
+    plan = replace(pipeline(2, 8), schedule="1f1b", delays=(1, 0))
+    staged = replace(options, plan=plan, stages=2)
+    check_given_plan(replace(staged, schedule="1f1b-delayed"))
+    with pytest.raises(PlanError, match="--schedule 1f1b contradicts .* has 1f1b-delayed; leave"):
+        check_given_plan(replace(staged, schedule="1f1b"))
 
 
 def test_less_memory_than_the_plan_needs_is_refused(options: TrainOptions) -> None:

@@ -14,7 +14,7 @@ import pytest
 from doubles.failing_programs import failing_later, forget_failures
 from doubles.jit_step import JitStep, Recorder
 from meshwise.errors import CheckpointError, MeshwiseError, StateLostError
-from meshwise.train.checkpoint_meta import check_resumable
+from meshwise.train.checkpoint_meta import check_identity, check_resumable
 from meshwise.train.loop import run_training
 from meshwise.train.options import TrainOptions
 from meshwise.train.text_training import text_training
@@ -195,14 +195,27 @@ def test_a_state_of_other_arrays_is_refused_without_a_plan(options: TrainOptions
             state._replace(step=jax.ShapeDtypeStruct((), jnp.float32)),
             r"step: int32\[\] there, fl",
         ),
-        (state._replace(opt_state=()), r"state opt_state/1/0/count: int32\[\] there, None here"),
-        (state._replace(params={**state.params, "more": state.step}), "more: None there, int32"),
+        (state._replace(opt_state=()), r"state opt_state/1/0/count: int32\[\] there, nothing here"),
+        (state._replace(params={**state.params, "more": state.step}), "more: nothing there, int32"),
     ):
         with pytest.raises(CheckpointError, match=text):
             check_resumable(folder, training.identity, changed)
     # What is torn is for restoring to find out.
     (folder / "2" / "state" / "_METADATA").write_text("{")
     check_resumable(folder, {}, state)
+
+
+def test_the_step_of_another_run_is_named_before_its_many_arrays(tmp_path: Path) -> None:
+    arrays = {f"state['w'][{n}]": "float32[8]" for n in range(30)}
+    with pytest.raises(CheckpointError) as caught:
+        check_identity(tmp_path, 3, {"step": "a:made", **arrays}, {"step": "b:made"})
+    lines = str(caught.value).splitlines()
+    assert lines[1:3] == [
+        "  step: a:made there, b:made here",
+        "  state['w'][0]: float32[8] there, nothing here",
+    ]
+    assert lines[21] == "  ... and 11 more"
+    assert len(lines) == 23
 
 
 def test_a_changed_text_is_not_continued(options: TrainOptions) -> None:

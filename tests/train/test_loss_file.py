@@ -67,6 +67,13 @@ def test_lines_that_are_lost_come_from_the_checkpoint_without_metrics(tmp_path: 
         ]
 
 
+def test_a_half_written_line_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"step,loss,norm\r\n1,0.5,0.125\r\n2,0.25,0.0")
+    with LossFile(tmp_path, [0.5, 0.25]):
+        pass
+    assert [row["norm"] for row in rows_of(tmp_path)] == ["0.125", ""]
+
+
 def test_lines_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
     with LossFile(tmp_path, []) as file:
         for step in (1, 2):

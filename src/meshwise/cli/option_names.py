@@ -58,6 +58,14 @@ OPTION_NAMES = (
     OptionName(re.compile(r"\bmethod=mw\.IntraOp\(\)"), "--method intra", ("train",)),
     OptionName(re.compile(r"\bmethod=mw\.IntraOp\(\)"), "--stages 1", ("plan",)),
     OptionName(re.compile(r"(?<![\w.])explain\(\)"), "the plan's text"),
+    # A command takes dim 0 of each leaf as the batch.
+    OptionName(
+        re.compile(
+            r"same number of rows, or say with batch_dims which dim is the batch, None for what is "
+            "not batch data"
+        ),
+        "same number of rows in dim 0, and put what is not batch data into the state",
+    ),
     # The command cuts each step at its loss, into one stage, too.
     OptionName(
         re.compile(r"\buse one stage\b"),

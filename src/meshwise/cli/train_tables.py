@@ -99,8 +99,8 @@ def pipeline_table(plan: Plan, plan_s: float) -> Table:
     """Return what the plan of a pipeline promises for a step, stage by stage."""
     title = (
         f"plan, found in {plan_s:.1f} s: {counted(len(plan.stages), 'stage')}, "
-        f"{counted(plan.num_microbatches, 'micro-batch')}, schedule {plan.schedule}; predicted "
-        f"{seconds_text(plan.step_time_s)} a step, bubble {plan.bubble_share:.1%}"
+        f"{counted(plan.num_microbatches, 'micro-batch')}, schedule {plan.schedule_choice}; "
+        f"predicted {seconds_text(plan.step_time_s)} a step, bubble {plan.bubble_share:.1%}"
     )
     table = Table(title=title, title_justify="left")
     for name in ("stage", "layers", "devices", "mesh", "remat"):

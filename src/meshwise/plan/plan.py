@@ -20,7 +20,7 @@ class Plan(PlanRecord):
 
         Args:
             full: Whether every layer, stage and argument has rows of its own. Else what is equal
-                shares a row, and of long tables the smallest rows are one, or only their number.
+                shares a row, and long tables say how many of their smallest rows are left out.
         """
         return explain(self, full=full)
 

@@ -15,6 +15,7 @@ from meshwise.plan.peak_part import PeakPart
 from meshwise.plan.rivals import MemoryPrice, Rival
 from meshwise.plan.stage import Stage, mesh_peaks
 from meshwise.schedules.gpipe import GPIPE
+from meshwise.schedules.pipeline_schedule import choice_name
 from meshwise.schedules.registry import is_forward_only, make_schedule
 from meshwise.schedules.schedule import Schedule
 
@@ -176,6 +177,11 @@ class PlanRecord:
                 f"the plan has {len(self.stages)} stages, each with its own mesh; read plan.stages"
             )
         return self.stages[0]
+
+    @property
+    def schedule_choice(self) -> str:
+        """Name by which a user asks for the schedule, as `1f1b-delayed` where there are delays."""
+        return choice_name(self.schedule, delays_weights=bool(self.delays))
 
     def table(self) -> Schedule:
         """Return who runs what in which order; a step that is one program is one task.

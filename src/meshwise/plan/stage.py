@@ -41,8 +41,8 @@ class WeightGradients:
 
     Attributes:
         seconds: Time of one micro-batch, part of the stage's `backward_s`.
-        held_bytes: Bytes of one device that a micro-batch holds between the two: from the end of
-            the gradients of its activations to the end of those of weights.
+        held_bytes: Bytes of one device that a micro-batch keeps after its gradients of activations,
+            until its gradients of weights are computed.
         waiting: Micro-batches between the two at the peak.
     """
 

@@ -199,15 +199,21 @@ def plan_pipeline(
     return replace(found, plan=with_attention_hint(plan, lambda: forward))
 
 
-def _check_pins(pins: Sequence[PipelinePin], cluster: ClusterSpec, opened: OpenStep) -> None:
-    """Check pins of layouts; where a mesh or submesh is asked for, its axes may have size 1."""
+def _check_pins(
+    pins: Sequence[PipelinePin], cluster: ClusterSpec, num_stages: int, opened: OpenStep
+) -> None:
+    """Check pins of layouts.
+
+    Axes may have size 1 where a mesh or submesh is asked for, or a stage for each device.
+    """
     views = [mesh for kind in cluster.submesh_kinds() for mesh in logical_views(kind)]
     stages = [pin.stage for pin in pins if pin.stage is not None]
     check_arguments(
         layouts_of(pins),
         [(name, leaf.shape) for name, leaf in zip(opened.names, opened.in_avals, strict=True)],
         views,
-        divides=all(stage.submesh is None and stage.mesh is None for stage in stages),
+        divides=max([num_stages, *(pin.num_stages or 0 for pin in pins)]) < cluster.num_devices
+        and all(stage.submesh is None and stage.mesh is None for stage in stages),
     )
 
 
@@ -237,7 +243,7 @@ def _cut(
         _wanted_layers(request),
         request.statistics,
         request.num_stages or 1,
-        partial(_check_pins, pins, request.cluster),
+        partial(_check_pins, pins, request.cluster, request.num_stages or 0),
     )
     for note in layers.ends.notes if layers.ends else ():
         report(note)

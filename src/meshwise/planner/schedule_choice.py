@@ -129,7 +129,7 @@ def planned_layers(
         names = _names(group)
         is_plain = group[0].chunks == 1
         if is_plain and least_fails:
-            report(f"{names}: passed over, no less is held than with 1f1b")
+            report(f"{names}: passed over, since 1f1b holds no more and does not fit")
             continue
         report(names)
         # Of equals the first is taken.
@@ -174,7 +174,7 @@ def _with_simulated(found: PlannedPipeline, asked: PipelineSearch) -> PlannedPip
 def _simulated(plan: Plan) -> SimulatedPlan:
     """Return the numbers of a plan that are compared."""
     return SimulatedPlan(
-        schedule=plan.schedule,
+        schedule=plan.schedule_choice,
         num_stages=len(plan.stages),
         num_microbatches=plan.num_microbatches,
         step_time_s=plan.step_time_s,
@@ -418,7 +418,7 @@ def _planned(
         known=asked.plans.known,
     )
     asked.report(
-        f"{plan.schedule}, {counted(len(plan.stages), 'stage')}, "
+        f"{plan.schedule_choice}, {counted(len(plan.stages), 'stage')}, "
         f"{counted(plan.num_microbatches, 'micro-batch')}: {plan.step_time_s:.4g} s a step "
         f"simulated, {plan.formula_s:.4g} s by the formula"
     )

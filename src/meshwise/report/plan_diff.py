@@ -36,6 +36,7 @@ _SHOWN = {
 
 def plan_differences(first: Plan, second: Plan) -> tuple[Section, ...]:
     """Return sections of what differs; none if the plans are equal."""
+    first, second = _told_alike(first, second)
     if first == second:
         return ()
     pairs = list(itertools.zip_longest(first.stages, second.stages))
@@ -52,6 +53,21 @@ def plan_differences(first: Plan, second: Plan) -> tuple[Section, ...]:
     return found or sections(
         ("Different", [Difference(what="numbers", first="", second="differs")])
     )
+
+
+def _told_alike(first: Plan, second: Plan) -> tuple[Plan, Plan]:
+    """Return the plans without sums of gradients where one, as an older file, has none apart."""
+    plans = (first, second)
+    if all(any(s.gradient_bytes is not None for s in plan.stages) for plan in plans):
+        return plans
+    first, second = (
+        dataclasses.replace(
+            plan,
+            stages=tuple(dataclasses.replace(s, gradient_bytes=None) for s in plan.stages),
+        )
+        for plan in plans
+    )
+    return first, second
 
 
 def _requests(first: Plan, second: Plan) -> list[Difference]:

@@ -18,8 +18,8 @@ NOTE = (
 )
 # For texts and pages of a plan alone, as one that was read from a file.
 ELSEWHERE = (
-    "A plan does not hold the plans that the search left: `meshwise plan` prints the best of each "
-    "schedule that it simulated, and its --html page has them."
+    "A plan file does not have the other plans of the search. `meshwise plan` prints the best plan "
+    "of each schedule that it simulated, and its --html page has them."
 )
 HEADER = ("schedule", "stages", "micro-batches", "step", "by the formula")
 SIDES = "lrrrr"

@@ -10,7 +10,7 @@ from meshwise.plan.text.columns import WIDTH, table, with_space_below
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.simulate.plan import Simulation
 from meshwise.simulate.stage_run import one_a_mesh
-from meshwise.units import bytes_text, counted, flop_text, seconds_text
+from meshwise.units import bytes_text, counted, flop_text, range_text, seconds_text
 
 # A step computes its forward pass once and about twice as much backward; what is computed again
 # does not count.  Source: docs/facts.md section 6.
@@ -96,7 +96,7 @@ def _row(simulation: Simulation, number: int) -> tuple[str, ...]:
     share = busy_s / timeline.step_time_s if timeline.step_time_s else 0.0
     return (
         str(number),
-        ", ".join(f"{s.first_layer}-{s.last_layer}" for s in simulation.stages_of(number)),
+        ", ".join(range_text(s.first_layer, s.last_layer) for s in simulation.stages_of(number)),
         seconds_text(busy_s),
         f"{share:.1%}",
         seconds_text(timeline.exposed_s[number]),

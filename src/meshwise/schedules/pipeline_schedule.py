@@ -136,9 +136,19 @@ class PipelineSchedule(ABC):
     @property
     def choice(self) -> str:
         """The name by which a user asks for it."""
-        return f"{self.name}-delayed" if self.delays_weights else self.name
+        return choice_name(self.name, delays_weights=self.delays_weights)
 
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights run apart from those of activations."""
         return self.delays_weights
+
+
+def choice_name(name: str, *, delays_weights: bool) -> str:
+    """Return the name by which a user asks for a schedule.
+
+    Args:
+        name: The name that plans bear.
+        delays_weights: Whether gradients of weights are delayed.
+    """
+    return f"{name}-delayed" if delays_weights else name

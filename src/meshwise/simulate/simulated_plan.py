@@ -11,7 +11,7 @@ class SimulatedPlan:
     """One pipeline that was simulated.
 
     Attributes:
-        schedule: Name of its schedule.
+        schedule: Name by which a user asks for its schedule.
         num_stages: Its stages.
         num_microbatches: In how many parts the batch runs.
         step_time_s: Seconds of a step by simulation.

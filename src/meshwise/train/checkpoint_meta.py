@@ -21,6 +21,7 @@ from meshwise.train.stage_arrays import checkpoint_handler
 
 META_FILE = "metadata"
 _MOST_LINES = 20
+_NOTHING = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,15 @@ def check_identity(
     Raises:
         CheckpointError: it is of another one; with what differs.
     """
+    # Settings come before the many arrays, whose names have keys.
+    names = sorted(saved.keys() | here.keys(), key=lambda name: (not name.isidentifier(), name))
     other = [
-        f"  {name:.80}: {saved.get(name)!s:.200} there, {here.get(name)} here"
-        for name in sorted(saved.keys() | here.keys())
+        f"  {name:.80}: {saved.get(name, _NOTHING)!s:.200} there, {here.get(name, _NOTHING)} here"
+        for name in names
         if saved.get(name) != here.get(name)
-    ][:_MOST_LINES]
+    ]
+    if len(other) > _MOST_LINES:
+        other[_MOST_LINES:] = [f"  ... and {len(other) - _MOST_LINES} more"]
     if other:
         raise CheckpointError(
             f"the checkpoint of step {step} in {folder} is of another run:\n"

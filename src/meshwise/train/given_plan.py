@@ -35,7 +35,7 @@ def check_given_plan(options: TrainOptions) -> None:
         mesh = _shape(plan.mesh.sizes)
     for name, asked, there in (
         ("--stages", options.stages, len(plan.stages)),
-        ("--schedule", options.schedule, plan.schedule),
+        ("--schedule", options.schedule, plan.schedule_choice),
         ("--mesh", _shape(options.mesh), mesh),
         ("--microbatches", options.microbatches, plan.num_microbatches),
     ):

@@ -117,7 +117,9 @@ class LossFile:
         """Return the lines of the file by step; none if it is not there or holds something else."""
         try:
             with self._path.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+                # A run that was killed may have left a part of a line, and so of a number.
+                lines = [line for line in file if line.endswith("\n")]
+            rows = list(csv.DictReader(lines))
             return {int(row[_STEP]): row for row in rows if None not in row}
         except (OSError, ValueError, KeyError, TypeError, csv.Error):
             return {}

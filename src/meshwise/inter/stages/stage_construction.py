@@ -141,5 +141,5 @@ def _space(problem: StageProblem, num_stages: int | None) -> str:
         f"submeshes {shapes} (hosts, devices of each), which take {devices} "
         f"{counted(problem.num_devices, 'device')}; "
         f"{counted(costs.microbatch_s.shape[3], 'variant')} at most for each stage; "
-        f"{counted(problem.num_microbatches, 'micro-batch')}, schedule {problem.schedule.name}"
+        f"{counted(problem.num_microbatches, 'micro-batch')}, schedule {problem.schedule.choice}"
     )

@@ -50,7 +50,7 @@ def explain(plan: PlanRecord, *, full: bool = False) -> str:
     Args:
         plan: The plan.
         full: Whether every layer, every stage and every row has its own lines. Else what is equal
-            shares a row, and of long tables the smallest rows are one, or only their number.
+            shares a row, and long tables say how many of their smallest rows are left out.
     """
     lines = with_space_below(plan_memory(plan).warning_lines()) + _summary(plan)
     if plan.schedule == ONE_PROGRAM:
@@ -108,7 +108,7 @@ def _summary(plan: PlanRecord) -> list[str]:
     memory = f"{bytes_text(peak)} of {bytes_text(limit)}"
     is_one = plan.schedule == ONE_PROGRAM
     mesh = [("mesh", mesh_text(plan.mesh))] if is_one else []
-    schedule = "" if is_one else f", schedule {plan.schedule}"
+    schedule = "" if is_one else f", schedule {plan.schedule_choice}"
     rows = [
         *([("model", plan.model)] if plan.model else []),
         *([("method", plan.method), ("objective", plan.objective)] if plan.method else []),

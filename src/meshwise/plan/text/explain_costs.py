@@ -50,7 +50,9 @@ def costs(plan: PlanRecord, *, full: bool = False) -> list[str]:
     is_divided = any(stage.others for stage in plan.stages)
     rest = seconds_text(rest_s) if rest_s > _NOTHING * all_s else ""
     other = ("all else" if is_divided else "all other operators", "", rest)
-    cells.append((*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds)))
+    last = (*other, *(seconds_text(left[k]) if left.get(k) else "" for k in kinds))
+    if any(last[1:]):
+        cells.append(last)
     return table(("of", "compute", "memory", *kinds), cells, "l" + "r" * (2 + len(kinds)))
 
 

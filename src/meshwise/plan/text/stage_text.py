@@ -21,8 +21,8 @@ from meshwise.units import bytes_text, plural, range_text, seconds_text
 # State that has such a share of the bytes together, as biases, is only counted.
 _SMALL = 1e-3
 _HOLDS_NOTE = (
-    "each holds: bytes of a device for a micro-batch, from the end of its gradients of activations "
-    "to the end of those of weights (`held_bytes` in files)"
+    "each holds: bytes of a device that a micro-batch keeps after its gradients of activations, "
+    "until its gradients of weights are computed (`held_bytes` in files)"
 )
 TRIED_NOTE = (
     "The plan is the fastest by simulation of those that were simulated; a number that is not "
