@@ -138,7 +138,7 @@ def simulation_data(plan: Plan, simulation: Simulation) -> dict[str, Json]:
         ],
         "planned": {
             "step_time_s": plan.step_time_s,
-            "schedule": plan.schedule,
+            "schedule": plan.schedule_choice,
             "num_microbatches": plan.num_microbatches,
         },
         "notes": list(simulation.notes),

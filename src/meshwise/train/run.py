@@ -299,7 +299,7 @@ def summary_of(run: Run, plan: Plan, fidelity: Sequence[StageFidelity]) -> Train
         predicted_collective_bytes=total_bytes(s.predicted_collective_bytes for s in stages),
         actual_collective_bytes=total_bytes(s.actual_collective_bytes for s in stages),
         num_microbatches=plan.num_microbatches,
-        schedule=plan.schedule,
+        schedule=plan.schedule_choice,
         stages=stages,
         hosts=run.hosts(),
     )

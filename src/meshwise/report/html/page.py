@@ -125,7 +125,7 @@ def _step_tiles(plan: Plan) -> list[Tile]:
     _, limit = max(zip(plan.mesh_peak_bytes, mesh_memory_bytes(plan), strict=True))
     count = sum(item.count for item in plan.collectives)
     is_one = plan.schedule == ONE_PROGRAM
-    schedule = "in one program" if is_one else plan.schedule
+    schedule = "in one program" if is_one else plan.schedule_choice
     of_all = "in a step" if is_one else "in a step, all stages together"
     devices = sum(stage.num_devices for stage in one_a_mesh(plan.stages))
     return [

@@ -42,7 +42,7 @@ def rivals_section(
     )
     step = seconds_text(plan.step_time_s)
     is_one = plan.schedule == ONE_PROGRAM
-    own = "" if is_one else f"<small>schedule {escaped(plan.schedule)}</small>"
+    own = "" if is_one else f"<small>schedule {escaped(plan.schedule_choice)}</small>"
     name = f"<strong>this plan</strong>{own}"
     orders = "" if is_one else " A rival with stages has its own schedule, named beside it."
     rows = [(name, step, "", *_cells(mine), bytes_text(plan.peak_bytes))]
