@@ -135,21 +135,28 @@ def test_a_plan_that_does_not_fit_says_so_first():
 
 
 def test_equal_layers_share_a_row_with_their_layout_and_bytes():
-    graph, decision = layers(3)
+    graph, decision = layers(4)
     rows = section(explain(plan_of(graph, decision)), "Arguments")
-    assert [row.split("  ")[0] for row in rows[2:]] == ["params.layer_{0-2}.kernel", "batch.x"]
+    assert [row.split("  ")[0] for row in rows[2:]] == ["params.layer_{0-3}.kernel", "batch.x"]
     kernels = [row for row in rows if "kernel" in row]
     assert len(kernels) == 1
     assert kernels[0].split() == [
-        "params.layer_{0-2}.kernel",
-        "3",
+        "params.layer_{0-3}.kernel",
+        "4",
         "float32[64,64]",
         "P((x,",
         "y),",
         "-)",
-        "12",
+        "16",
         "KiB",
     ]
+
+
+def test_each_of_a_few_arguments_has_a_row():
+    graph, decision = layers(3)
+    rows = section(explain(plan_of(graph, decision)), "Arguments")
+    kernels = [f"params.layer_{i}.kernel" for i in range(3)]
+    assert sorted(row.split("  ")[0] for row in rows[2:]) == ["batch.x", *kernels]
 
 
 def test_dense_products_show_operands_and_result():

@@ -30,6 +30,8 @@ from meshwise.units import bytes_text, counted, flop_text, seconds_text
 
 # How the warning begins that says why the simulation is above the formula of the search.
 UNPRICED = "values that several layers read change their layout"
+# So many arguments have a row each.
+_FEW = 4
 # Of the column of names in the summary.
 _NAME_WIDTH = 14
 
@@ -176,7 +178,8 @@ def _device_bytes(tensor: Argument, layout: Layout, mesh: LogicalMesh) -> int:
 
 
 def _arguments(stage: Stage, *, full: bool) -> list[str]:
-    """Inputs with their layouts, largest first; those with equal ones share a row."""
+    """Inputs with their layouts, largest first; of many, those with equal ones share a row."""
+    each = full or len(stage.arguments) <= _FEW
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for position, tensor in enumerate(stage.arguments):
         name, layout = tensor.name or f"input {position}", tensor.layout
@@ -185,7 +188,7 @@ def _arguments(stage: Stage, *, full: bool) -> list[str]:
     found: list[tuple[int, tuple[str, ...]]] = []
     for (type_of, place), members in groups.items():
         names = [name for name, _ in members]
-        for text, positions in _rows_of_names(names, full=full):
+        for text, positions in _rows_of_names(names, each=each):
             num_bytes = sum(members[i][1] for i in positions)
             row = (text, str(len(positions)), type_of, place, bytes_text(num_bytes))
             found.append((num_bytes, row))
@@ -196,8 +199,8 @@ def _arguments(stage: Stage, *, full: bool) -> list[str]:
     return table(header, rows, "wrlwr")
 
 
-def _rows_of_names(names: Sequence[str], *, full: bool) -> list[tuple[str, Sequence[int]]]:
+def _rows_of_names(names: Sequence[str], *, each: bool) -> list[tuple[str, Sequence[int]]]:
     """Return what stands in a row, and whose names they are."""
-    if full:
+    if each:
         return [(name, (position,)) for position, name in enumerate(names)]
     return [(joined.text, joined.members) for joined in joined_names(names)]
