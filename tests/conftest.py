@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,15 +85,28 @@ def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_records, "own_folder", lambda *_: None)
 
 
+@contextmanager
+def _without_buckets() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_kind, "_BUCKET_BYTES", dict.fromkeys(device_kind._BUCKET_BYTES, 0))
+        yield
+
+
 @pytest.fixture(scope="module")
 def no_buckets() -> Iterator[None]:
-    """Every collective pays its own latency.
+    """In a file every collective pays its own latency.
 
     For tests of memory that binds: where latencies count, the fastest plan of a tiny model holds
     other bytes than the smallest.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_kind, "_BUCKET_BYTES", dict.fromkeys(device_kind._BUCKET_BYTES, 0))
+    with _without_buckets():
+        yield
+
+
+@pytest.fixture
+def no_buckets_here() -> Iterator[None]:
+    """As `no_buckets`, for one test."""
+    with _without_buckets():
         yield
 
 

@@ -60,7 +60,12 @@ def test_pipelines_that_did_not_fit_fit(
     ("batch", "dtype", "cluster", "asked"),
     [
         (256, "bfloat16", "v4-16", {"memory_bytes": 14 * GIB}),
-        (64, "float16", "v5e-16", {"num_stages": 3, "use_all_devices": False}),
+        (
+            64,
+            "float16",
+            "v5e-16",
+            {"num_stages": 3, "use_all_devices": False, "memory_bytes": 7 * GIB},
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_memory_that_is_enough(

@@ -117,12 +117,14 @@ def test_with_a_limit_runs_cost_what_the_direct_program_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_buckets_here")
 @pytest.mark.parametrize("shape", [(2,), (8,), (2, 2), (2, 4)])
 @pytest.mark.parametrize("name", MODELS)
 def test_with_a_limit_runs_of_all_models_are_at_most_one_percent_above(
     name: str, shape: Any
 ) -> None:
-    check_within(networks(name, 16, 2, shape), SHARES)
+    # Other tests have them with buckets.
+    check_within(networks.__wrapped__(name, 16, 2, shape), SHARES)
 
 
 @pytest.mark.slow

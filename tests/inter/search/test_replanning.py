@@ -18,6 +18,7 @@ from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.replanning import replanned
 from meshwise.inter.search.search import search, stage_decisions, stage_plan
 from meshwise.inter.search.search_space import PRICES, SearchOptions
+from meshwise.inter.search.unsearched_memory import UnsearchedMemoryError
 from meshwise.inter.stages.objective import step_time
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
@@ -70,6 +71,10 @@ def options(flop: float, memory_bytes: int) -> SearchOptions:
     )
 
 
+def assert_little(missing_share: float) -> None:
+    assert 0 < missing_share < 0.01
+
+
 def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight) -> None:
     (layers, flop, memory_bytes), (found, costs) = bound, tight
     told: list[str] = []
@@ -86,9 +91,14 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight
     mesh = found.variants[stage.submesh][stage.variant].mesh
     for k, decision in enumerate(decisions):
         verify_decision(layers.graph(k, k, B).graph, decision, mesh)
-    written, timeline = finished(
-        layers, CLUSTER, better, costs, batch_size=32, step_flop=flop, cuts=layers.ranges
-    )
+    try:
+        written, timeline = finished(
+            layers, CLUSTER, better, costs, batch_size=32, step_flop=flop, cuts=layers.ranges
+        )
+    except UnsearchedMemoryError as error:
+        # Who plans tries again with that share left free.
+        assert_little(error.missing_share)
+        return
     assert max(timeline.peak_bytes) <= memory_bytes
     assert written.formula_s == better.plan.total_s
     assert Plan.from_json(written.to_json()) == written
