@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -94,6 +95,22 @@ def test_who_stops_the_search_of_rivals_has_plan_and_page(
     assert "stopped while rivals were priced" in found.stderr
     assert "<h2>Stages</h2>" in page.read_text()
     assert ">ZeRO-3<" not in page.read_text()
+
+
+def test_a_file_that_cannot_be_written_is_named_before_rivals_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def searched(*_: object) -> None:
+        raise AssertionError("rivals are searched")
+
+    def full(path: Path, _: str) -> None:
+        raise click.ClickException(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("meshwise.planner.rival_methods.rivals_of_pipeline", searched)
+    monkeypatch.setattr("meshwise.cli.plan.write_output", full)
+    found = run("--rivals", "--html", str(tmp_path / "plan.html"))
+    assert found.exit_code == 1
+    assert "plan.html: No space left on device; the plan is on the standard" in found.stderr
 
 
 def test_where_rivals_are_not_priced() -> None:

@@ -305,9 +305,19 @@ def plan(
         click.echo(answer.to_json() if as_json else answer.text(), nl=False)
     if verified:
         click.echo(f"\n{verified}", nl=False, err=as_json)
+    _check_written(unwritten)
     if with_rivals:
         rivals = partial(_rivals, planned, request, report)
-        unwritten += _unwritten({html_file: partial(_page_with_rivals, page, rivals, report)})
+        texts = {html_file: partial(_page_with_rivals, page, rivals, report)}
+        _check_written(list(_unwritten(texts)))
+
+
+def _check_written(unwritten: Sequence[tuple[Path, str]]) -> None:
+    """Say which files could not be written.
+
+    Raises:
+        click.ClickException: There are some.
+    """
     if unwritten:
         told = "; ".join(dict(unwritten).values())
         raise click.ClickException(f"{told}; the plan is on the standard output")
