@@ -89,6 +89,34 @@ def test_slices_of_stacked_parameters_share_buckets_in_loops() -> None:
     assert made
 
 
+def test_a_body_counts_its_own_tensors() -> None:
+    """A compiler merges nothing of two loops: each trip pays a latency for its own bucket."""
+
+    def model(params, x):
+        for stacked in params:
+            x = scanned(stacked, x)
+        return x
+
+    graph = sgd_graph(model, [leaves(LAYERS)] * 3)
+    bodies = [g for g in graphs(graph) if g is not graph]
+    assert len(bodies) == 6
+    for body in bodies:
+        assert {tensor.sharers for tensor in body.tensors} == {0, 2}
+    # The stacked gradients of all loops are there at the end of the step.
+    assert {tensor.sharers for tensor in graph.tensors} == {0, 2 * 3 + 1}
+
+
+def test_parameters_of_a_step_without_gradients_share_buckets() -> None:
+    graph = traced(
+        layered,
+        [leaves() for _ in range(LAYERS)],
+        jax.ShapeDtypeStruct((ROWS, WIDTH), "float32"),
+        b=1,
+    ).graph
+    # The rows, and all weights and biases but the last bias, which leads to no product.
+    assert {graph.tensors[t].sharers for t in graph.inputs} == {2 * LAYERS}
+
+
 def test_sums_over_trips_share_buckets() -> None:
     """A gradient that a loop adds up is read by the optimizer only."""
 
@@ -136,6 +164,19 @@ def test_neighbours_of_a_piece_count(where: str) -> None:
     assert graph.tensors[ident].sharers == SHARERS
     assert not marked.tensors[ident].sharers
     assert any(tensor.sharers for tensor in marked.tensors)
+
+
+def test_what_enters_a_piece_runs_alone_where_no_product_follows() -> None:
+    """As the cotangent of an activation that only biases and tables of rows have made."""
+    graph = traced(lambda b, x: (b + x, jnp.sum(x, axis=0)), *[
+        jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
+    ] * 2, b=1).graph  # fmt: skip
+    ident = graph.inputs[1]
+    assert graph.tensors[ident].sharers
+    marked = with_buckets(graph, inputs=[ident], outputs=[graph.outputs[1]])
+    assert not marked.tensors[ident].sharers
+    assert not marked.tensors[graph.outputs[1]].sharers
+    assert marked.tensors[graph.outputs[0]].sharers
 
 
 def test_marks_do_not_change_what_is_planned_beside_them() -> None:
