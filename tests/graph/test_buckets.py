@@ -166,17 +166,20 @@ def test_neighbours_of_a_piece_count(where: str) -> None:
     assert any(tensor.sharers for tensor in marked.tensors)
 
 
-def test_what_enters_a_piece_runs_alone_where_no_product_follows() -> None:
-    """As the cotangent of an activation that only biases and tables of rows have made."""
-    graph = traced(lambda b, x: (b + x, jnp.sum(x, axis=0)), *[
-        jax.ShapeDtypeStruct((ROWS, WIDTH), "float32")
-    ] * 2, b=1).graph  # fmt: skip
-    ident = graph.inputs[1]
-    assert graph.tensors[ident].sharers
-    marked = with_buckets(graph, inputs=[ident], outputs=[graph.outputs[1]])
-    assert not marked.tensors[ident].sharers
-    assert not marked.tensors[graph.outputs[1]].sharers
-    assert marked.tensors[graph.outputs[0]].sharers
+def test_what_crosses_the_cuts_of_a_piece_runs_alone() -> None:
+    """Also a cotangent of which no product follows, and an activation that no product made."""
+
+    def step(w, scale, cotangent):
+        return w @ w, jnp.sin(scale), jnp.sum(cotangent, axis=0)
+
+    square = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
+    graph = traced(step, square, square, square, b=1).graph
+    enters, leaves = graph.inputs[2], graph.outputs[1]
+    marked = with_buckets(graph, inputs=[enters], outputs=[leaves])
+    assert not marked.tensors[enters].sharers
+    assert not marked.tensors[leaves].sharers
+    for near in (graph.inputs[1], graph.outputs[2]):
+        assert marked.tensors[near].sharers == 2
 
 
 def test_marks_do_not_change_what_is_planned_beside_them() -> None:

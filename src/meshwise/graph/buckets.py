@@ -86,7 +86,8 @@ def _num_parameters(scope: _Scope) -> int:
 
 def _marked(scope: _Scope, alone: AbstractSet[int] = frozenset()) -> Graph:
     # A forward body has no gradients, and a backward body may read no parameters.
-    sharers = max(_num_gradients(scope), _num_parameters(scope), 1)
+    found = max(_num_gradients(scope), _num_parameters(scope))
+    sharers = found if found > 1 else 0
     alone = (scope.after & scope.before) | alone
     return replace(
         scope.graph,
