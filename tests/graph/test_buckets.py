@@ -166,6 +166,20 @@ def test_neighbours_of_a_piece_count(where: str) -> None:
     assert any(tensor.sharers for tensor in marked.tensors)
 
 
+def test_a_norm_by_a_product_leaves_gradients_in_buckets() -> None:
+    def step(params, batch):
+        loss, grads = mw.value_and_grad(lambda p: jnp.mean(layered(p, batch) ** 2))(params)
+        norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda p, g: p - 0.1 * g / norm, params, grads), loss
+
+    params = [leaves() for _ in range(LAYERS)]
+    graph = traced(step, params, jax.ShapeDtypeStruct((ROWS, WIDTH), "float32"), b=1).graph
+    norms = [op for op in graph.operators if op.heavy and not graph.tensors[op.outputs[0]].shape]
+    assert len(norms) == 2 * LAYERS
+    read = {t for op in norms for t in op.inputs}
+    assert all(graph.tensors[t].sharers >= SHARERS for t in read)
+
+
 def test_what_crosses_the_cuts_of_a_piece_runs_alone() -> None:
     """Also a cotangent of which no product follows, and an activation that no product made."""
 

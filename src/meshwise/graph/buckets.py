@@ -71,7 +71,7 @@ def _num_gradients(scope: _Scope) -> int:
     for op in scope.graph.operators:
         if op.bodies:
             found += sum(map(_num_gradients, scope.bodies(op)))
-        elif op.heavy or not chain.isdisjoint(op.inputs):
+        elif _is_dense(op, scope.graph) or not chain.isdisjoint(op.inputs):
             made = [t for t in op.outputs if scope.graph.tensors[t].shape]
             found += bool(made) and scope.before.isdisjoint(made)
     return found
@@ -107,13 +107,18 @@ def _marked(scope: _Scope, alone: AbstractSet[int] = frozenset()) -> Graph:
     )
 
 
+def _is_dense(op: Operator, graph: Graph) -> bool:
+    """Whether it multiplies arrays; a product that makes a number, as a norm does, does not."""
+    return op.heavy and any(graph.tensors[t].shape for t in op.outputs)
+
+
 def _following(graph: Graph, made: AbstractSet[int]) -> set[int]:
     """Return the tensors that follow from a dense operator or from `made`."""
     found = set(made)
     for op in graph.operators:
         if op.bodies:
             found.update(op.outputs[j] for j in _slots_following(op, found)[1])
-        elif op.heavy or not found.isdisjoint(op.inputs):
+        elif _is_dense(op, graph) or not found.isdisjoint(op.inputs):
             found.update(op.outputs)
     return found
 
@@ -124,7 +129,7 @@ def _leading(graph: Graph, read: AbstractSet[int]) -> set[int]:
     for op in reversed(graph.operators):
         if op.bodies:
             found.update(op.inputs[k] for k in _slots_leading(op, found)[0])
-        elif op.heavy or not found.isdisjoint(op.outputs):
+        elif _is_dense(op, graph) or not found.isdisjoint(op.outputs):
             found.update(op.inputs)
     return found
 
