@@ -89,6 +89,34 @@ def test_slices_of_stacked_parameters_share_buckets_in_loops() -> None:
     assert made
 
 
+def test_a_body_counts_its_own_tensors() -> None:
+    """A compiler merges nothing of two loops: each trip pays a latency for its own bucket."""
+
+    def model(params, x):
+        for stacked in params:
+            x = scanned(stacked, x)
+        return x
+
+    graph = sgd_graph(model, [leaves(LAYERS)] * 3)
+    bodies = [g for g in graphs(graph) if g is not graph]
+    assert len(bodies) == 6
+    for body in bodies:
+        assert {tensor.sharers for tensor in body.tensors} == {0, 2}
+    # The stacked gradients of all loops are there at the end of the step.
+    assert {tensor.sharers for tensor in graph.tensors} == {0, 2 * 3 + 1}
+
+
+def test_parameters_of_a_step_without_gradients_share_buckets() -> None:
+    graph = traced(
+        layered,
+        [leaves() for _ in range(LAYERS)],
+        jax.ShapeDtypeStruct((ROWS, WIDTH), "float32"),
+        b=1,
+    ).graph
+    # The rows, and all weights and biases but the last bias, which leads to no product.
+    assert {graph.tensors[t].sharers for t in graph.inputs} == {2 * LAYERS}
+
+
 def test_sums_over_trips_share_buckets() -> None:
     """A gradient that a loop adds up is read by the optimizer only."""
 
@@ -136,6 +164,36 @@ def test_neighbours_of_a_piece_count(where: str) -> None:
     assert graph.tensors[ident].sharers == SHARERS
     assert not marked.tensors[ident].sharers
     assert any(tensor.sharers for tensor in marked.tensors)
+
+
+def test_a_norm_by_a_product_leaves_gradients_in_buckets() -> None:
+    def step(params, batch):
+        loss, grads = mw.value_and_grad(lambda p: jnp.mean(layered(p, batch) ** 2))(params)
+        norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(grads)))
+        return jax.tree.map(lambda p, g: p - 0.1 * g / norm, params, grads), loss
+
+    params = [leaves() for _ in range(LAYERS)]
+    graph = traced(step, params, jax.ShapeDtypeStruct((ROWS, WIDTH), "float32"), b=1).graph
+    norms = [op for op in graph.operators if op.heavy and not graph.tensors[op.outputs[0]].shape]
+    assert len(norms) == 2 * LAYERS
+    read = {t for op in norms for t in op.inputs}
+    assert all(graph.tensors[t].sharers >= SHARERS for t in read)
+
+
+def test_what_crosses_the_cuts_of_a_piece_runs_alone() -> None:
+    """Also a cotangent of which no product follows, and an activation that no product made."""
+
+    def step(w, scale, cotangent):
+        return w @ w, jnp.sin(scale), jnp.sum(cotangent, axis=0)
+
+    square = jax.ShapeDtypeStruct((WIDTH, WIDTH), "float32")
+    graph = traced(step, square, square, square, b=1).graph
+    enters, leaves = graph.inputs[2], graph.outputs[1]
+    marked = with_buckets(graph, inputs=[enters], outputs=[leaves])
+    assert not marked.tensors[enters].sharers
+    assert not marked.tensors[leaves].sharers
+    for near in (graph.inputs[1], graph.outputs[2]):
+        assert marked.tensors[near].sharers == 2
 
 
 def test_marks_do_not_change_what_is_planned_beside_them() -> None:

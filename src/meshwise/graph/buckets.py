@@ -6,7 +6,8 @@ former, only what is there before the step makes the latter.  A tensor between t
 is part of the chain that a step waits for, and each of its collectives pays a latency of its own.
 
 Scalars are left out: of one or two in a step, each is a bucket of its own.  Every layer of a
-pipeline has its own programs, so its tensors share buckets with each other only.
+pipeline has its own programs, so its tensors share buckets with each other only.  So do those of
+the body of a loop or a branch, which compilers keep apart from what is around it.
 
 Source: docs/decisions/0032-merged-collectives-share-latencies.md.
 """
@@ -31,11 +32,11 @@ def with_buckets(
 
     Args:
         graph: The graph.
-        inputs: Ids of inputs that dense operators made before this graph runs.
-        outputs: Ids of outputs that dense operators read after it has run.
+        inputs: Ids of inputs that dense operators made before this graph runs; they run alone.
+        outputs: Ids of outputs that dense operators read after it has run; so do these.
     """
     scope = _Scope(graph, _following(graph, set(inputs)), _leading(graph, set(outputs)))
-    return _marked(scope, max(1, _num_gradients(scope)))
+    return _marked(scope, alone={*inputs, *outputs})
 
 
 class _Scope(NamedTuple):
@@ -70,30 +71,45 @@ def _num_gradients(scope: _Scope) -> int:
     for op in scope.graph.operators:
         if op.bodies:
             found += sum(map(_num_gradients, scope.bodies(op)))
-        elif op.heavy or not chain.isdisjoint(op.inputs):
+        elif _is_dense(op, scope.graph) or not chain.isdisjoint(op.inputs):
             made = [t for t in op.outputs if scope.graph.tensors[t].shape]
             found += bool(made) and scope.before.isdisjoint(made)
     return found
 
 
-def _marked(scope: _Scope, sharers: int) -> Graph:
-    chain = scope.after & scope.before
+def _num_parameters(scope: _Scope) -> int:
+    """Return the number of inputs with which chains begin, scalars and integers left out."""
+    begin = (t for t in scope.graph.inputs if t in scope.before and t not in scope.after)
+    tensors = (scope.graph.tensors[t] for t in begin)
+    return sum(bool(t.shape) and "float" in t.dtype and not t.generated for t in tensors)
+
+
+def _marked(scope: _Scope, alone: AbstractSet[int] = frozenset()) -> Graph:
+    # A forward body has no gradients, and a backward body may read no parameters.
+    found = max(_num_gradients(scope), _num_parameters(scope))
+    sharers = found if found > 1 else 0
+    alone = (scope.after & scope.before) | alone
     return replace(
         scope.graph,
         tensors=tuple(
             replace(
                 tensor,
-                sharers=0 if not tensor.shape or tensor.generated or t in chain else sharers,
+                sharers=0 if not tensor.shape or tensor.generated or t in alone else sharers,
             )
             for t, tensor in enumerate(scope.graph.tensors)
         ),
         operators=tuple(
-            replace(op, bodies=tuple(_marked(body, sharers) for body in scope.bodies(op)))
+            replace(op, bodies=tuple(_marked(body) for body in scope.bodies(op)))
             if op.bodies
             else op
             for op in scope.graph.operators
         ),
     )
+
+
+def _is_dense(op: Operator, graph: Graph) -> bool:
+    """Whether it multiplies arrays; a product that makes a number, as a norm does, does not."""
+    return op.heavy and any(graph.tensors[t].shape for t in op.outputs)
 
 
 def _following(graph: Graph, made: AbstractSet[int]) -> set[int]:
@@ -102,7 +118,7 @@ def _following(graph: Graph, made: AbstractSet[int]) -> set[int]:
     for op in graph.operators:
         if op.bodies:
             found.update(op.outputs[j] for j in _slots_following(op, found)[1])
-        elif op.heavy or not found.isdisjoint(op.inputs):
+        elif _is_dense(op, graph) or not found.isdisjoint(op.inputs):
             found.update(op.outputs)
     return found
 
@@ -113,7 +129,7 @@ def _leading(graph: Graph, read: AbstractSet[int]) -> set[int]:
     for op in reversed(graph.operators):
         if op.bodies:
             found.update(op.inputs[k] for k in _slots_leading(op, found)[0])
-        elif op.heavy or not found.isdisjoint(op.outputs):
+        elif _is_dense(op, graph) or not found.isdisjoint(op.outputs):
             found.update(op.inputs)
     return found
 
