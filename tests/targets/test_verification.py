@@ -22,6 +22,7 @@ import meshwise as mw
 from doubles.perceptron import perceptron_pipeline
 from meshwise.api.parallel_step import ParallelStep
 from meshwise.cli import main
+from meshwise.cluster.collectives import collective_time_s
 from meshwise.errors import ClusterError, PlanError, PlanWarning, ProgramError
 from meshwise.system.progress import told_if_slow
 from meshwise.targets import lowered, verification
@@ -78,8 +79,11 @@ def test_the_compiler_says_what_a_plan_needs_and_sends() -> None:
     for item in found.collectives:
         assert item.compiled_bytes == pytest.approx(item.planned_bytes, rel=0.05)
         assert item.compiled_number <= item.planned_number
-        # Merged ones wait for each other once.
-        assert item.compiled_s <= item.planned_s
+        # The plan knows that they are merged, up to one latency.
+        latency_s = collective_time_s(item.kind, (0,), 0, plan.mesh)
+        assert abs(item.planned_s - item.compiled_s) <= latency_s
+        alone_s = item.compiled_s + (item.planned_number - item.compiled_number) * latency_s
+        assert item.planned_s < alone_s
         assert 0 <= item.hidden_s <= item.compiled_s
     assert max(item.merged for item in found.collectives) > 1
     assert json.loads(found.to_json())["fits"]
