@@ -234,8 +234,9 @@ def test_a_mistake_is_told_by_place(edit: Edit, message: str) -> None:
         ("[" * 100_000, "a plan must be JSON: nested too deeply"),
         ('{"a": ' + "1" * 5000 + "}", "a plan must be JSON: "),
         ("[]", "not a plan: the field 'format'"),
+        ('{"of": {}, "plan": {}}', "earlier versions of `meshwise train` wrote such a file"),
     ],
-    ids=["half", "deep", "digits", "list"],
+    ids=["half", "deep", "digits", "list", "of an earlier run"],
 )
 def test_what_is_no_plan(text: str, message: str) -> None:
     for read in (Plan.from_json, Plan.from_json):

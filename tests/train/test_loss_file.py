@@ -98,6 +98,11 @@ def test_metrics_are_the_real_scalars() -> None:
     assert metrics_in(jnp.float32(1)) == {}
 
 
+def test_no_metric_takes_the_column_of_another() -> None:
+    result = {"a": {"b": jnp.float32(1)}, "a/b": jnp.float32(2)}
+    assert {n: x.item() for n, x in metrics_in(result).items()} == {"a/b": 1.0, "['a/b']": 2.0}
+
+
 def test_a_file_that_cannot_be_written_costs_no_step(options: TrainOptions) -> None:
     (options.out / FILE).mkdir()
     seen = Recorder()

@@ -32,6 +32,9 @@ def metrics_in(result: PyTree) -> dict[str, jax.Array]:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if name == _LOSS or leaf.shape or not _is_real(leaf):
             continue
+        if name in found:
+            # A key with a slash, as `a/b`, beside `b` below `a`.
+            name = jax.tree_util.keystr(path)
         # The first column has the name of the number of the step.
         found[f"{name} (metric)" if name == _STEP else name] = leaf
     return found

@@ -51,9 +51,11 @@ def document(
     given_name = data.get("format")
     if not isinstance(given_name, str) or given_name not in older:
         names = " or ".join(map(repr, older))
+        remedy = "`meshwise plan --out FILE` and `plan.to_json()` write plans"
+        if isinstance(data.get("plan"), dict):
+            remedy = "earlier versions of `meshwise train` wrote such a file, its plan is in 'plan'"
         raise PlanError(
-            f"not a plan: the field 'format' must be {names}, got {given_name!r:.60}; "
-            "`meshwise plan --out FILE` and `plan.to_json()` write plans"
+            f"not a plan: the field 'format' must be {names}, got {given_name!r:.60}; {remedy}"
         )
     given = data.get("version")
     upgrades = older[given_name]
