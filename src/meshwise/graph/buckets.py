@@ -1,13 +1,14 @@
 """Which tensors a compiler sends in buckets.
 
 Compilers merge collectives that do not wait for each other into one, up to some bytes, so that
-they pay one latency.  Those of gradients and parameters do not wait: only optimizers read the
-former, only what is there before the step makes the latter.  A tensor between two dense operators
-is part of the chain that a step waits for, and each of its collectives pays a latency of its own.
+these pay one latency.  Collectives of gradients do not wait, since only an optimizer reads their
+results.  Those of parameters do not wait, since parameters are there before the step.  A tensor
+between two dense operators is part of the chain that a step waits for: each of its collectives
+pays a latency of its own.
 
 Scalars are left out: of one or two in a step, each is a bucket of its own.  Every layer of a
-pipeline has its own programs, so its tensors share buckets with each other only.  So do those of
-the body of a loop or a branch, which compilers keep apart from what is around it.
+pipeline has its own programs, so its tensors share buckets with each other only.  The same holds
+for the body of a loop or a branch, which compilers keep apart from what is around it.
 
 Source: docs/decisions/0032-merged-collectives-share-latencies.md.
 """
@@ -20,6 +21,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.structure import PREDICATE
 
 
 def with_buckets(
@@ -35,7 +37,7 @@ def with_buckets(
         inputs: Ids of inputs that dense operators made before this graph runs; they run alone.
         outputs: Ids of outputs that dense operators read after it has run; so do these.
     """
-    scope = _Scope(graph, _following(graph, set(inputs)), _leading(graph, set(outputs)))
+    scope = _scope(graph, set(inputs), set(outputs))
     return _marked(scope, alone={*inputs, *outputs})
 
 
@@ -56,12 +58,16 @@ class _Scope(NamedTuple):
         """Yield the bodies of an operator."""
         if op.structure is None:
             return
-        operands, _ = _slots_following(op, self.after)
-        _, results = _slots_leading(op, self.before)
+        operands, _ = _slots(op, self.after)
+        results, _ = _slots(op, self.before, backwards=True)
         for part, body in zip(op.structure.parts, op.bodies, strict=True):
             made = {t for t, k in zip(body.inputs, part.operands, strict=True) if k in operands}
             read = {t for t, j in zip(body.outputs, part.results, strict=True) if j in results}
-            yield _Scope(body, _following(body, made), _leading(body, read))
+            yield _scope(body, made, read)
+
+
+def _scope(graph: Graph, made: AbstractSet[int], read: AbstractSet[int]) -> _Scope:
+    return _Scope(graph, _reached(graph, made), _reached(graph, read, backwards=True))
 
 
 def _num_gradients(scope: _Scope) -> int:
@@ -112,57 +118,47 @@ def _is_dense(op: Operator, graph: Graph) -> bool:
     return op.heavy and any(graph.tensors[t].shape for t in op.outputs)
 
 
-def _following(graph: Graph, made: AbstractSet[int]) -> set[int]:
-    """Return the tensors that follow from a dense operator or from `made`."""
-    found = set(made)
-    for op in graph.operators:
+def _reached(graph: Graph, start: AbstractSet[int], *, backwards: bool = False) -> set[int]:
+    """Return the tensors that follow from a dense operator or from `start`.
+
+    Args:
+        graph: The graph.
+        start: Ids of tensors.
+        backwards: Return those from which a dense operator or one of `start` follows.
+    """
+    found = set(start)
+    for op in reversed(graph.operators) if backwards else graph.operators:
+        before, after = (op.outputs, op.inputs) if backwards else (op.inputs, op.outputs)
         if op.bodies:
-            found.update(op.outputs[j] for j in _slots_following(op, found)[1])
-        elif _is_dense(op, graph) or not found.isdisjoint(op.inputs):
-            found.update(op.outputs)
+            found.update(after[k] for k in _slots(op, found, backwards=backwards)[1])
+        elif _is_dense(op, graph) or not found.isdisjoint(before):
+            found.update(after)
     return found
 
 
-def _leading(graph: Graph, read: AbstractSet[int]) -> set[int]:
-    """Return the tensors from which a dense operator or one of `read` follows."""
-    found = set(read)
-    for op in reversed(graph.operators):
-        if op.bodies:
-            found.update(op.inputs[k] for k in _slots_leading(op, found)[0])
-        elif _is_dense(op, graph) or not found.isdisjoint(op.outputs):
-            found.update(op.inputs)
-    return found
+def _slots(
+    op: Operator, found: AbstractSet[int], *, backwards: bool = False
+) -> tuple[set[int], set[int]]:
+    """Return the positions of operands that are among `found` in any trip, and of results.
 
-
-def _slots_following(op: Operator, after: AbstractSet[int]) -> tuple[set[int], set[int]]:
-    """Return operands and results (positions) that follow, in any trip."""
+    Args:
+        op: An operator with bodies.
+        found: Ids of tensors that were reached before it.
+        backwards: Whether results come first, and operands follow.
+    """
     assert op.structure is not None
-    operands = {k for k, t in enumerate(op.inputs) if t in after}
+    carries = [(j, k) if backwards else (k, j) for k, j in op.structure.carries]
+    first = {k for k, t in enumerate(op.outputs if backwards else op.inputs) if t in found}
     while True:
-        results = {j for k, j in op.structure.carries if k in operands}
+        second = {j for k, j in carries if k in first}
         for part, body in zip(op.structure.parts, op.bodies, strict=True):
-            given = {t for t, k in zip(body.inputs, part.operands, strict=True) if k in operands}
-            found = _following(body, given)
-            made = zip(body.outputs, part.results, strict=True)
-            results.update(j for t, j in made if t in found and j >= 0)
-        more = {k for k, j in op.structure.carries if j in results} - operands
+            operands = list(zip(body.inputs, part.operands, strict=True))
+            results = list(zip(body.outputs, part.results, strict=True))
+            before, after = (results, operands) if backwards else (operands, results)
+            inner = _reached(body, {t for t, k in before if k in first}, backwards=backwards)
+            # The predicate of a `while` is no result.
+            second.update(j for t, j in after if t in inner and j != PREDICATE)
+        more = {k for k, j in carries if j in second} - first
         if not more:
-            return operands, results
-        operands |= more
-
-
-def _slots_leading(op: Operator, before: AbstractSet[int]) -> tuple[set[int], set[int]]:
-    """Return operands and results (positions) that lead to a dense operator, in any trip."""
-    assert op.structure is not None
-    results = {j for j, t in enumerate(op.outputs) if t in before}
-    while True:
-        operands = {k for k, j in op.structure.carries if j in results}
-        for part, body in zip(op.structure.parts, op.bodies, strict=True):
-            read = {t for t, j in zip(body.outputs, part.results, strict=True) if j in results}
-            found = _leading(body, read)
-            taken = zip(body.inputs, part.operands, strict=True)
-            operands.update(k for t, k in taken if t in found)
-        more = {j for k, j in op.structure.carries if k in operands} - results
-        if not more:
-            return operands, results
-        results |= more
+            return first, second
+        first |= more

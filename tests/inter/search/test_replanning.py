@@ -71,11 +71,7 @@ def options(flop: float, memory_bytes: int) -> SearchOptions:
     )
 
 
-def assert_little(missing_share: float) -> None:
-    assert 0 < missing_share < 0.01
-
-
-def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight) -> None:
+def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(request, bound, tight) -> None:
     (layers, flop, memory_bytes), (found, costs) = bound, tight
     told: list[str] = []
     better = replanned(found, costs, told.append)
@@ -91,13 +87,17 @@ def test_a_stage_that_memory_binds_is_faster_when_its_layers_differ(bound, tight
     mesh = found.variants[stage.submesh][stage.variant].mesh
     for k, decision in enumerate(decisions):
         verify_decision(layers.graph(k, k, B).graph, decision, mesh)
+    missing: UnsearchedMemoryError | None = None
     try:
         written, timeline = finished(
             layers, CLUSTER, better, costs, batch_size=32, step_flop=flop, cuts=layers.ranges
         )
     except UnsearchedMemoryError as error:
-        # Who plans tries again with that share left free.
-        assert_little(error.missing_share)
+        missing = error
+    if missing is not None:
+        # Of the GPT a few values wait; who plans tries again with that share left free.
+        assert "gpt" in request.node.name
+        assert 0 < missing.missing_share < 0.01
         return
     assert max(timeline.peak_bytes) <= memory_bytes
     assert written.formula_s == better.plan.total_s
