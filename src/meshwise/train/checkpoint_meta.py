@@ -126,7 +126,7 @@ def check_identity(
 def check_resumable(folder: Path, identity: Mapping[str, object], state: PyTree) -> str:
     """Check, before anything is planned, that a run may go on from the checkpoints in a folder.
 
-    What is damaged is passed over: only restoring finds out whether a checkpoint is whole.
+    A damaged checkpoint is skipped here: only restoring finds out whether one is whole.
 
     Args:
         folder: Of all checkpoints; there may be none.
@@ -134,7 +134,7 @@ def check_resumable(folder: Path, identity: Mapping[str, object], state: PyTree)
         state: Shapes of its state.
 
     Returns:
-        An empty text, for jobs, whose processes all get it, or the error.
+        An empty text. In a job every process gets what process 0 returns, or its error.
 
     Raises:
         CheckpointError: the newest one that can be read is of another run, or its state has other

@@ -24,7 +24,7 @@ def check_given_plan(options: TrainOptions) -> None:
         options: What to do; JAX is not asked for anything.
 
     Raises:
-        PlanError: an option contradicts the plan, or is for a search, which there is none.
+        PlanError: an option contradicts the plan, or is for a search, and there is none.
         InfeasibleError: the plan needs more memory than is allowed.
     """
     plan = options.plan
