@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 
 import meshwise as mw
 from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.planner import schedule_choice
+from meshwise.planner.pinned_search import PipelineSearch
 
 
 def refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Exception:
@@ -50,6 +55,33 @@ def test_what_else_an_error_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_a_later_search_is_no_part_of_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    error = UnsearchedMemoryError("values wait there", 0.1)
+    error = UnsearchedMemoryError("values wait there", 0.1, 1.0)
     error.__cause__ = NAMED
     assert refusal(error, monkeypatch) is error
+
+
+@pytest.mark.parametrize(("step_time_s", "num_searches"), [(1.01, 2), (1.03, 1)])
+def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
+    step_time_s: float, num_searches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares: list[float] = []
+
+    def without_room(asked: PipelineSearch) -> None:
+        shares.append(asked.options.reserved_share)
+        if len(shares) == 1:
+            raise UnsearchedMemoryError("no room", 0.1, step_time_s)
+
+    monkeypatch.setattr(schedule_choice, "_planned_together", without_room)
+    unused: Any = None
+    asked = PipelineSearch(
+        layers=unused,
+        cluster=mw.Cluster.virtual("1x p3.8xlarge"),
+        options=SearchOptions(batch_size=8, step_flop=1.0),
+        report=lambda _: None,
+        pins=(),
+        plans=unused,
+        cutoff_s=1.0,
+    )
+    assert schedule_choice._with_some_room(asked) is None
+    assert len(shares) == num_searches
+    assert math.isclose(max(shares), 0.1 * (num_searches - 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -67,11 +68,13 @@ def _frames(source: SourceInfo | None) -> Iterator[source_info_util.Frame]:
                 yield frame
 
 
+@lru_cache(maxsize=1024)
 def _is_ours(file: str) -> bool:
     path = PurePath(file)
     return path.is_relative_to(_OURS) and not path.is_relative_to(_MODELS)
 
 
+@lru_cache(maxsize=1024)
 def _is_installed(file: str) -> bool:
     path = PurePath(file)
     return not path.is_relative_to(_OURS) and not _INSTALLED.isdisjoint(path.parts)

@@ -44,6 +44,9 @@ from meshwise.units import bytes_text, counted
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 # The largest number of times that stages are planned again, with more memory left free each time.
 _MOST_REPLANNED = 3
+# Where a step would take so many times what is to be beaten if there were room for it, one with less
+# memory is not searched.
+_HOPELESS = 1.02
 # After so many pipelines of several stages a mesh that find no room, more memory is left free.
 _MOST_FAILED = 4
 # If the simulated step takes so many times what the formula says, more plans are simulated.
@@ -275,6 +278,9 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
     values that wait between layers.
     Where there is none the search is repeated with so much memory left free, at least twice as
     much as before, half of all at most; where nothing fits then, with amounts in between.
+
+    Returns:
+        None if no step of what was found, or would be found with room, takes less than the cutoff.
     """
     least = share = asked.options.reserved_share
     most = math.inf
@@ -283,6 +289,8 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
         try:
             return _planned_together(asked)
         except UnsearchedMemoryError as error:
+            if error.step_time_s > _HOPELESS * asked.cutoff_s:
+                return None
             first, least, last = first or error, share, error
             more = max(error.missing_share, share, _LEAST_RESERVED)
             share = min(share + more, _MOST_RESERVED, (share + most) / 2)

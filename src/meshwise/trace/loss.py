@@ -348,6 +348,8 @@ def _refuse_constants(fun: Callable[..., Any], value: Any, arguments: Sequence[A
     Raises:
         LossError: the value is one.
     """
+    if _is_differentiable(value):
+        return
     name, library = getattr(fun, "__name__", "the loss"), library_of(arguments)
     of_modules = "" if library is None else f"use {_OF_MODULES[library]}, or "
     try:

@@ -97,13 +97,10 @@ class _Chosen:
     decisions: dict[GraphDecision, int] = field(default_factory=dict[GraphDecision, int])
 
     def placed(self, cluster: ClusterSpec) -> _Placed:
-        """Return the stages at their places.
+        """Return the stages at their places, also where there is no room for them.
 
         Args:
             cluster: Where they run.
-
-        Raises:
-            UnsearchedMemoryError: there is no room for what the search did not count.
         """
         problem, first = self.found.problem, self._first_devices(cluster)
         schedule, count = problem.schedule, problem.num_microbatches
@@ -130,8 +127,6 @@ class _Chosen:
         if table.splits_backward:
             stages = at_most_held(stages, table)
             stages = self._with_waiting(stages, neighbours, table)
-        changing = [k for k, stage in enumerate(stages) if any(_extras(stage, arrivals))]
-        check_room(stages, table, changing)
         return _Placed(stages, table, delays, arrivals)
 
     def _with_waiting(
@@ -333,6 +328,8 @@ def finished(
         placed.table,
         hides_transfers=schedule.hides_transfers,
     )
+    changing = [k for k, s in enumerate(placed.stages) if any(_extras(s, placed.arrivals))]
+    check_room(placed.stages, placed.table, changing, timeline.step_time_s)
     bare = chosen.plan(cluster, placed, timeline, batch_size, step_flop)
     bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))
     plan = with_work(bare, chosen.piece, placed.arrivals)

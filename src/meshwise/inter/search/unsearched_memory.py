@@ -15,12 +15,14 @@ class UnsearchedMemoryError(InfeasibleError):
 
     Attributes:
         missing_share: Of the memory of a device, what a stage needs beyond it.
+        step_time_s: Seconds that a step would take, simulated.
     """
 
-    def __init__(self, text: str, missing_share: float) -> None:
+    def __init__(self, text: str, missing_share: float, step_time_s: float) -> None:
         """Say how much is missing."""
         super().__init__(text)
         self.missing_share = missing_share
+        self.step_time_s = step_time_s
 
 
 class NamedMemoryError(InfeasibleError):
@@ -38,13 +40,16 @@ class NamedMemoryError(InfeasibleError):
         self.text, self.num_bytes = text, num_bytes
 
 
-def check_room(stages: Sequence[Stage], table: Schedule, changing: Collection[int]) -> None:
+def check_room(
+    stages: Sequence[Stage], table: Schedule, changing: Collection[int], step_time_s: float
+) -> None:
     """Check that there is room for what the search did not count.
 
     Args:
         stages: The stages, with all that they hold.
         table: Their schedule.
         changing: The stages that change the layout of values of other layers.
+        step_time_s: Seconds of a step of theirs, simulated.
 
     Raises:
         UnsearchedMemoryError: there is none.
@@ -59,6 +64,7 @@ def check_room(stages: Sequence[Stage], table: Schedule, changing: Collection[in
                 f"stage {number} needs {bytes_text(peak)} a device under schedule {table.name}, "
                 f"and there are {bytes_text(has)}: {'; '.join(reasons)}",
                 peak / has - 1.0,
+                step_time_s,
             )
 
 
