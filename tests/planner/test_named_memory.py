@@ -10,8 +10,8 @@ import pytest
 import meshwise as mw
 from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.planner import schedule_choice
 from meshwise.planner.pinned_search import PipelineSearch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ _OURS = PurePath(__file__).parents[1]
 _MODELS = _OURS / "models"
 
 
+# Parts of a function's name that name none; those of comprehensions are of Python before 3.12.
+_NO_FUNCTION = re.compile(r"\.<(?:locals|(?:list|dict|set)comp)>")
+
+
 # Packages whose gradients take a user's function as `jax.grad` does.
 _WRAPPERS = frozenset({"flax", "equinox"})
 
@@ -36,8 +41,8 @@ _WRAPPERS = frozenset({"flax", "equinox"})
 def source_line(source: SourceInfo | None) -> str:
     """Return the user's source line of an equation, as `model.py:88:4 (step.loss_fn)`.
 
-    Without the folder: equal steps in other places have equal plans, and a plan tells nothing of
-    the machine that made it.
+    Without the folder, and with what every Python calls the function: equal steps in other places
+    have equal plans, and a plan tells nothing of the machine that made it.
 
     Args:
         source: The source of an equation.
@@ -56,8 +61,12 @@ def source_line(source: SourceInfo | None) -> str:
     if frame is None:
         return ""
     column = f":{frame.start_column}" if frame.start_column else ""
-    function = frame.function_name.replace("<locals>.", "")
-    return f"{PurePath(frame.file_name).name}:{frame.start_line}{column} ({function})"
+    return f"{PurePath(frame.file_name).name}:{frame.start_line}{column} ({_function(frame)})"
+
+
+def _function(frame: source_info_util.Frame) -> str:
+    """Return the name of the function of a frame, equal under every Python."""
+    return _NO_FUNCTION.sub("", frame.function_name)
 
 
 def _frames(source: SourceInfo | None) -> Iterator[source_info_util.Frame]:
@@ -139,9 +148,7 @@ def gradient_call(
                     continue
                 library = _package(frame.file_name)
                 if not library:
-                    return GradientCall(
-                        frame.file_name, frame.line_num, frame.function_name, package
-                    )
+                    return GradientCall(frame.file_name, frame.line_num, _function(frame), package)
                 package = package or ("" if library in _WRAPPERS else library)
             elif frame.function_name.rpartition(".")[2] in _GRADIENT_FRAMES:
                 inside = True

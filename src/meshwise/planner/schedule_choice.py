@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.cost_table.layer_records import LayerRecords
+from meshwise.inter.cost_table.second_process import second_process_of
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
 from meshwise.inter.search.finishing import NamedLayers, finished
 from meshwise.inter.search.interleaving import interleaved_pipelines
@@ -44,8 +45,8 @@ from meshwise.units import bytes_text, counted
 _LEAST_RESERVED, _MOST_RESERVED = 0.01, 0.5
 # The largest number of times that stages are planned again, with more memory left free each time.
 _MOST_REPLANNED = 3
-# Where a step would take so many times what is to be beaten if there were room for it, one with less
-# memory is not searched.
+# Where a step would take so many times what is to be beaten if there were room for it, none that
+# needs less is searched.
 _HOPELESS = 1.02
 # After so many pipelines of several stages a mesh that find no room, more memory is left free.
 _MOST_FAILED = 4
@@ -112,7 +113,6 @@ def planned_layers(
             other, the cluster or its memory.
         PinError: a pin names nothing.
     """
-    groups = searched_together(options.schedules)
     asked = PipelineSearch(
         layers=layers,
         cluster=cluster,
@@ -122,7 +122,17 @@ def planned_layers(
         plans=SharedPlans(layers, options.intra, times, records),
         seeks_remedies=seeks_remedies,
     )
-    if len(groups) == 1 or any(pin.schedule for pin in pins):
+    _, costs = asked.plans.of({})
+    # One second process for all searches: it keeps what it built.
+    with second_process_of(costs):
+        return _searched(asked)
+
+
+def _searched(asked: PipelineSearch) -> PlannedPipeline:
+    """`planned_layers`, with all that is asked."""
+    options, report = asked.options, asked.report
+    groups = searched_together(options.schedules)
+    if len(groups) == 1 or any(pin.schedule for pin in asked.pins):
         return _with_simulated(_one(_with_room(asked)), asked)
     best: PlannedPipeline | None = None
     # By whether each mesh has one stage.
@@ -141,7 +151,7 @@ def planned_layers(
             asked,
             options=replace(options, schedules=group),
             cutoff_s=cutoff_s,
-            seeks_remedies=seeks_remedies if best is None and is_plain not in failed else never,
+            seeks_remedies=never if best or is_plain in failed else asked.seeks_remedies,
         )
         try:
             found = _with_room(some)

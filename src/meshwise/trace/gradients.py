@@ -108,7 +108,7 @@ def _without_loss(closed: ClosedJaxpr) -> str:
         )
     path, called, function, package = found
     line = called if package else _line_of_gradient(path, called)
-    inside = f" ({function.replace('<locals>.', '')})" if line == called else ""
+    inside = f" ({function})" if line == called else ""
     code = linecache.getline(path, line).strip()
     if package == "meshwise":
         return (

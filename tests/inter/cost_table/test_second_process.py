@@ -13,7 +13,7 @@ from inter.layer_cost.test_run_costs import layers_of_perceptron
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.errors import TraceError
 from meshwise.inter.cost_table import second_process
-from meshwise.inter.cost_table.second_process import SecondProcess
+from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost import layer_network
@@ -60,7 +60,7 @@ def _noted(costs: VariantCosts, monkeypatch: pytest.MonkeyPatch, name: str) -> l
 def test_the_same_bounds(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
     here = _noted(costs, monkeypatch, "layer_bounds")
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         process = beside.process
     assert len(here) == len(ASKS)
@@ -83,7 +83,7 @@ def test_the_same_plans(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(layer_network, "footprint", counted)
     way = Variant(mesh=MESH, remat="none", price=BytePrice())
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         found = costs.runs(way, 2)
     num_here = len(here)
@@ -105,7 +105,7 @@ def _asked(layers: Any) -> list[tuple[Variant, Any]]:
 
 def test_the_same_runs(layers: Any) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.runs(_asked(layers), 2)
         assert beside.process is not None
     # One is composed here; of the other all is known that it follows from.
@@ -124,7 +124,7 @@ def test_runs_that_records_know_start_no_process(layers: Any) -> None:
     for variant in PRICED:
         for layer in costs.layers(variant, 2) or ():
             layer.sharpen(0, 0)
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.runs(_asked(layers), 2)
         assert beside.process is None
 
@@ -141,7 +141,7 @@ def test_a_process_that_ends_in_runs_is_done_without(
         self.process.kill()
 
     monkeypatch.setattr(SecondProcess, "_ask_runs", ask_and_kill)
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.runs(_asked(layers), 2)
         assert beside.process is None
     for variant in PRICED:
@@ -154,7 +154,7 @@ def test_what_a_run_needs_is_found_out_ahead(layers: Any) -> None:
     ours, theirs = (found.networks(PRICED[0], 2, 0, last) for found in (alone, costs))
     assert ours is not None
     assert theirs is not None
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.look_ahead(theirs, 1.0, 1e12)
         process = beside.process
         assert process is not None
@@ -176,7 +176,7 @@ def test_what_a_run_needs_is_found_out_ahead(layers: Any) -> None:
 def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_process, "_WORTH", len(ASKS) + 1)
     costs = VariantCosts(layers, IntraOptions())
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         assert beside.process is None
     assert not any(costs.has_bounds(*key) for key in ASKS)
@@ -184,7 +184,7 @@ def test_few_bounds_start_no_process(layers: Any, monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_known_is_not_asked_again(layers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     alone, costs = (VariantCosts(layers, IntraOptions()) for _ in range(2))
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         here = _noted(costs, monkeypatch, "layer_bounds")
         other = BoundsKey(MESH, "none", 1)
@@ -201,7 +201,7 @@ def test_a_process_that_ends_is_done_without(layers: Any) -> None:
             beside.process.kill()
             beside.process.wait()
 
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.bound(ASKS, kill)
         assert beside.process is None
         beside.bound([BoundsKey(MESH, "none", 1), BoundsKey(MESH, "full", 1)], lambda _: None)
@@ -220,7 +220,7 @@ def test_a_step_that_does_not_separate_leaves_other_answers(layers: Any) -> None
         return graph(c, remat, num_microbatches)
 
     costs.graph = refuse  # type: ignore[method-assign]
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         # Asked before the one that is refused: its answer is not taken for a later one.
         with pytest.raises(TraceError):
             beside.bound([ASKS[0], BoundsKey(MESH, "none", 8)], lambda _: None)
@@ -246,7 +246,7 @@ def test_what_cannot_be_sent_is_computed_here(layers: Any) -> None:
         return replace(piece, batch_dims=Unsendable(piece.batch_dims))
 
     costs.graph = unsendable  # type: ignore[method-assign]
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         beside.bound(ASKS, lambda _: None)
         assert beside.process is None
         assert not any(costs.has_bounds(*ask) for ask in ASKS)

@@ -11,7 +11,7 @@ import pickle
 import subprocess
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from meshwise.assignment.solver_time import SolverTime
 from meshwise.cluster.mesh import LogicalMesh
@@ -116,14 +116,37 @@ class _RunRequest(NamedTuple):
     limit: float
 
 
+@contextmanager
+def second_process_of(costs: VariantCosts) -> Generator[SecondProcess]:
+    """Yield the second process of costs; inside of another such block it is the same one.
+
+    It keeps the graphs and networks of layers until the outer block ends, and itself with it.
+
+    Args:
+        costs: Computes what this process does, and keeps what both find out.
+    """
+    if isinstance(costs.beside, SecondProcess):
+        try:
+            yield costs.beside
+        finally:
+            costs.beside.leave()
+        return
+    costs.beside = beside = SecondProcess(costs)
+    try:
+        yield beside
+    finally:
+        costs.beside = None
+        beside.end()
+
+
 class SecondProcess:
-    """The second process; it is started when that pays, and ends with the `with` block."""
+    """The second process; it is started when that pays (`second_process_of`)."""
 
     def __init__(self, costs: VariantCosts) -> None:
         """Start nothing yet.
 
         Args:
-            costs: Computes the bounds of this process, and keeps those of both.
+            costs: Computes what this process does, and keeps what both find out.
         """
         self._costs = costs
         self._child: ChildProcess | None = None
@@ -139,16 +162,6 @@ class SecondProcess:
     def process(self) -> subprocess.Popen[bytes] | None:
         """The process, while there is one."""
         return None if self._child is None else self._child.process
-
-    def __enter__(self) -> Self:
-        """Plan layers with the process where there is one; return the object itself."""
-        self._costs.plan_ahead = self.plan
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """End the process."""
-        self._costs.plan_ahead = None
-        self._end()
 
     def bound(self, keys: Sequence[BoundsKey], report: Callable[[str], object]) -> None:
         """Compute bounds that are not known yet, if a second process helps with them.
@@ -309,13 +322,19 @@ class SecondProcess:
             yield
         except (OSError, EOFError, pickle.PicklingError):
             self._has_failed = True
-            self._end()
+            self.end()
         except BaseException:
             # Answers that nobody waits for would be taken for later ones.
-            self._end()
+            self.end()
             raise
 
-    def _end(self) -> None:
+    def leave(self) -> None:
+        """End the process if it still works on what nobody waits for."""
+        if self._is_busy:
+            self.end()
+
+    def end(self) -> None:
+        """End the process, if there is one."""
         if self._child is not None:
             self._child.end()
             self._child = None

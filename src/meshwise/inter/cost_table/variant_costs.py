@@ -7,7 +7,7 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -27,7 +27,6 @@ from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.layer_record import LayerBounds, LayerRecord
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
-    PlanAhead,
     RunCosts,
     cheapest_states,
     compose,
@@ -132,6 +131,14 @@ class LayerTimes(Protocol):
         ...
 
 
+class PlansAhead(Protocol):
+    """What makes several plans of layers at once."""
+
+    def plan(self, chosen: Sequence[tuple[LayerNetwork, tuple[int, ...]]]) -> None:
+        """Make plans of layers on one mesh, for choices of their classes of nodes."""
+        ...
+
+
 class VariantCosts:
     """Plans layers, and remembers what was planned.
 
@@ -139,7 +146,7 @@ class VariantCosts:
         source: The layers.
         options: How they are planned.
         times: Tells how long plans take; None: the model does.
-        plan_ahead: Makes several plans of layers at once; None: each is made when it is used.
+        beside: Makes several plans of layers at once; None: each is made when it is used.
         records: What was found out about layers, by this search or before.
         is_shareable: Whether another process may bound layers by graphs and options alone.
     """
@@ -159,7 +166,7 @@ class VariantCosts:
         # What the clock cut short, or was written down elsewhere too, is not for others.
         is_pure = math.isinf(options.time_limit_s) and options.dump_ilp is None
         self.records = records if records is not None and is_pure else LayerRecords()
-        self.plan_ahead: PlanAhead | None = None
+        self.beside: PlansAhead | None = None
         self._made = LayerNetworks()
         self._solver_times: dict[LogicalMesh, SolverTime] = {}
         self._single: dict[DeviceSpec, LogicalMesh] = {}
@@ -341,7 +348,8 @@ class VariantCosts:
 
     def _composed(self, variant: Variant, count: int, wanted: Bools) -> RunCosts | None:
         layers = self.layers(variant, count)
-        return None if layers is None else compose(layers, wanted, self.plan_ahead)
+        plan_ahead = None if self.beside is None else self.beside.plan
+        return None if layers is None else compose(layers, wanted, plan_ahead)
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""

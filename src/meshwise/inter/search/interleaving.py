@@ -22,6 +22,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.chunk_bounds import held_together, least_held_bytes, least_step_s
@@ -77,21 +78,23 @@ def interleaved_pipelines(
             f"schedule {schedule.name} needs equal hosts; those of {cluster.name} differ; choose "
             "another schedule"
         )
-    search = _Search(
-        cluster=cluster,
-        options=options,
-        schedule=schedule,
-        costs=costs,
-        report=report,
-        below_s=below_s,
-    )
     is_first = math.isinf(below_s())
     found_any = False
-    for found in search.run():
-        found_any = True
-        yield found
-    if is_first and not found_any:
-        raise _what_is_missing(search, _ROUNDS if seeks_remedies() else 0)
+    with second_process_of(costs) as beside:
+        search = _Search(
+            cluster=cluster,
+            options=options,
+            schedule=schedule,
+            costs=costs,
+            beside=beside,
+            report=report,
+            below_s=below_s,
+        )
+        for found in search.run():
+            found_any = True
+            yield found
+        if is_first and not found_any:
+            raise _what_is_missing(search, _ROUNDS if seeks_remedies() else 0)
 
 
 class _Way(NamedTuple):
@@ -138,6 +141,7 @@ class _Search:
 
     Attributes:
         cluster, options, schedule, costs, report, below_s: As `interleaved_pipelines` has them.
+        beside: Computes bounds too.
         bounds_memory: Whether what is bounded above the memory is left out.
         planned: What was planned, whether it fits or not.
     """
@@ -146,6 +150,7 @@ class _Search:
     options: SearchOptions
     schedule: PipelineSchedule
     costs: VariantCosts
+    beside: SecondProcess
     report: Callable[[str], object]
     below_s: Callable[[], float] = lambda: math.inf
     bounds_memory: bool = True
@@ -203,6 +208,7 @@ class _Search:
             for variant in variants_of(kind, self.options, second):
                 way = _Way(kind, num_meshes, count, variant.mesh, variant.remat)
                 self._variants.setdefault(way, []).append(variant)
+        self.beside.bound([self._rough(way, counts) for way in self._variants], self.report)
         for way in self._variants:
             for schedule in _schedules(self.schedule, num_layers // way.num_meshes):
                 if self.options.num_stages in (None, way.num_meshes * schedule.chunks):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwise.assignment.problem import objective, row_weight
-from meshwise.inter.cost_table.second_process import SecondProcess
+from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import RunPlan, VariantCosts
 from meshwise.inter.layer_cost.joint_run import JointRun
@@ -81,7 +81,7 @@ def replanned(
     """
     if costs.times is not None:
         return found
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         best = _with_faster_stages(
             found, costs, report, list(_tight(found, costs, 1 - free_share)), beside
         )

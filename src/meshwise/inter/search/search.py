@@ -22,7 +22,7 @@ import numpy as np
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, TraceError
-from meshwise.inter.cost_table.second_process import SecondProcess
+from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
 from meshwise.inter.search.closer_look import CloserLook
@@ -114,7 +114,7 @@ def search(
         TraceError: the step does not separate into micro-batches that were asked for, or into any.
     """
     costs = costs or VariantCosts(source, options.intra)
-    with SecondProcess(costs) as beside:
+    with second_process_of(costs) as beside:
         found = _Search(
             cluster=cluster,
             options=options,
