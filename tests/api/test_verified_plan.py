@@ -15,7 +15,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, InfeasibleError, PlanError
 from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Stage
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.targets.verification import Verification
 
 pytestmark = pytest.mark.usefixtures("compiled_kernels")

@@ -18,7 +18,7 @@ from meshwise.calibrate.workers import Workers
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import ClusterError, PlanError, ProgramError
 from meshwise.planner.pipeline import plan_pipeline
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B

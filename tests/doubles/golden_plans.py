@@ -19,7 +19,7 @@ from meshwise.cluster.cpu import cpu_cluster
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.planner.pipeline import plan_pipeline
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import meshwise as mw
 from meshwise.planner.pipeline import plan_pipeline
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B

@@ -12,7 +12,7 @@ from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
-from meshwise.planner import schedule_choice
+from meshwise.planner import room
 from meshwise.planner.pinned_search import PipelineSearch
 
 
@@ -22,8 +22,8 @@ def refusal(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Exception:
     def ended(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(schedule_choice, "_with_some_room", ended)
-    monkeypatch.setattr(schedule_choice, "_with_more_memory", lambda *_: None)
+    monkeypatch.setattr(room, "_with_some_room", ended)
+    monkeypatch.setattr(room, "_with_more_memory", lambda *_: None)
     step, state, batch = perceptron((64,) * 3, 64)
     asked = mw.parallelize(
         step,
@@ -71,7 +71,7 @@ def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
         if len(shares) == 1:
             raise UnsearchedMemoryError("no room", 0.1, step_time_s)
 
-    monkeypatch.setattr(schedule_choice, "_planned_together", without_room)
+    monkeypatch.setattr(room, "planned_together", without_room)
     unused: Any = None
     asked = PipelineSearch(
         layers=unused,
@@ -82,6 +82,6 @@ def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
         plans=unused,
         cutoff_s=1.0,
     )
-    assert schedule_choice._with_some_room(asked) is None
+    assert room._with_some_room(asked) is None
     assert len(shares) == num_searches
     assert math.isclose(max(shares), 0.1 * (num_searches - 1))

@@ -18,8 +18,8 @@ import meshwise as mw
 from meshwise.baselines.rival_method import RivalMethod
 from meshwise.errors import PlanError
 from meshwise.planner.pipeline import plan_pipeline, search_options
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.rival_methods import rivals_of, rivals_of_pipeline
-from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step import plan_call
 from meshwise.planner.step_call import StepCall
 from meshwise.planner.trainer_plan import in_blocks

@@ -22,9 +22,10 @@ from meshwise.inter.search.search_space import SearchOptions
 from meshwise.intra.options import IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
-from meshwise.planner import schedule_choice
+from meshwise.planner import shared_plans
 from meshwise.planner.pipeline import layers_of, plan_pipeline, search_options
-from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
+from meshwise.planner.planned_pipeline import PlannedPipeline
+from meshwise.planner.schedule_choice import planned_layers
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.registry import choices
 from meshwise.trace.layers.layering import Layering
@@ -155,12 +156,13 @@ def shared_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are planned once for all cases of a model, as for all schedules of one call."""
     shared = functools.cache(lambda layers: VariantCosts(layers, IntraOptions()))
 
-    def costs(layers: Layering, intra: IntraOptions, times: None) -> VariantCosts:
+    def costs(layers: Layering, intra: IntraOptions, times: None, records: None) -> VariantCosts:
         assert intra == IntraOptions()
         assert times is None
+        assert records is None
         return shared(layers)
 
-    monkeypatch.setattr(schedule_choice, "VariantCosts", costs)
+    monkeypatch.setattr(shared_plans, "VariantCosts", costs)
 
 
 @pytest.mark.usefixtures("shared_costs")

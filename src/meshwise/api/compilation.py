@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.step import PlannedCall, PlannedProgram
 from meshwise.runtime.executable import compile_step
 from meshwise.runtime.forward import compile_forward

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwise.errors import InfeasibleError, PlanError
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.targets.verification import Verification, VerifiedStage
 from meshwise.units import bytes_text
 

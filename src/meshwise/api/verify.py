@@ -6,7 +6,7 @@ from meshwise.cluster.mesh import DeviceSpec
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import PlanError
 from meshwise.plan.plan import Plan
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.step import PlannedCall, PlannedProgram
 from meshwise.targets.catalog import compile_target, target_of
 from meshwise.targets.compile_target import CompileTarget

@@ -36,7 +36,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import REMATS, Remat
 from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.report.html.page import plan_page
 from meshwise.report.schedules import schedules_text
 from meshwise.request.pipeline_pins import read_pins, split_pin

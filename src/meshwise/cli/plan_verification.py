@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwise.api.verified_plan import plan_verified
 from meshwise.api.verify import verify_planned
 from meshwise.cli.verify import told_by
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.system.atomic_file import write_atomically
 from meshwise.targets.verification import Verification
 

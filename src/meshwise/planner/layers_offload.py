@@ -11,7 +11,7 @@ from meshwise.errors import PlanError
 from meshwise.graph.layout import local_shape
 from meshwise.plan.offload import offloadable
 from meshwise.planner.offload import ALL_IN_HOST, check_room, possible_offload
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.trace.layers.equations import variables
 from meshwise.trace.layers.layering import Layering
 

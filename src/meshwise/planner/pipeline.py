@@ -29,7 +29,8 @@ from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.mesh_plan import replicated_warnings
 from meshwise.planner.offload import ALL_IN_HOST, possible_offload
 from meshwise.planner.pinned_search import never
-from meshwise.planner.schedule_choice import PlannedPipeline, planned_layers
+from meshwise.planner.planned_pipeline import PlannedPipeline
+from meshwise.planner.schedule_choice import planned_layers
 from meshwise.request.constraints import dropped_in_stages
 from meshwise.request.pins import check_arguments
 from meshwise.request.pipeline_pins import PipelinePin, layouts_of, read_pins

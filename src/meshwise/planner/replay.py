@@ -23,7 +23,7 @@ from meshwise.plan.verify import verify_decision
 from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.other_step import REMEDY
 from meshwise.planner.pipeline import layers_of
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.step_call import StepCall
 from meshwise.simulate.plan import simulate_plan
 from meshwise.trace.layers.layering import Layering

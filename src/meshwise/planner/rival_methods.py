@@ -20,7 +20,7 @@ from meshwise.plan.counts.collectives import collective_s
 from meshwise.plan.plan import Plan
 from meshwise.planner.one_mesh import plan_on
 from meshwise.planner.pipeline import search_options
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.step import PlannedCall, PlannedProgram, plan_call
 from meshwise.planner.step_call import StepCall
 from meshwise.planner.trainer_plan import in_blocks

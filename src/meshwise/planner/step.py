@@ -20,8 +20,8 @@ from meshwise.planner.kept_records import kept_records
 from meshwise.planner.offload import asked_offload
 from meshwise.planner.one_mesh import make_plan
 from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.replay import replayed_pipeline
-from meshwise.planner.schedule_choice import PlannedPipeline
 from meshwise.planner.step_call import StepCall
 from meshwise.request.methods import Auto, Follow, Method, Replay, asks_for_stages
 from meshwise.request.pipeline_request import pipeline_request

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.planner.pipeline import search_options
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.trainer_point_plan import PointPlanner
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused

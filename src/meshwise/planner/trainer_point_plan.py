@@ -20,7 +20,7 @@ from meshwise.inter.search.search import stage_decisions
 from meshwise.inter.search.search_space import DEAREST, PRICES, SearchOptions, guessed_s, priced_way
 from meshwise.intra.options import IntraOptions
 from meshwise.pieces.piece import PieceGraph
-from meshwise.planner.schedule_choice import PlannedPipeline
+from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.schedules.registry import tables
 from meshwise.trace.layers.layering import Layering
 from meshwise.trainers.layer_axes import LayerAxes

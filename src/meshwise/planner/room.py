@@ -1,0 +1,143 @@
+"""Room for what the search does not count: searched again with memory left free, or with more."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
+from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
+from meshwise.inter.search.remedies import least_memory_counts
+from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
+from meshwise.intra.limit.refusal import NoSuchPlanError
+from meshwise.plan.places import device_memory_bytes
+from meshwise.plan.text.device_memory import plan_memory
+from meshwise.planner.memory_share import limited_plan
+from meshwise.planner.one_search import LEAST_RESERVED, found_one, planned_together
+from meshwise.planner.pinned_search import PipelineSearch, never
+from meshwise.planner.planned_pipeline import PlannedPipeline
+from meshwise.units import bytes_text
+
+# Of the memory, left free at most: beyond it others are better.
+_MOST_RESERVED = 0.5
+# Where a step would take so many times what is to be beaten if there were room for it, none that
+# needs less is searched.
+_HOPELESS = 1.02
+# To say how much memory suffices so many amounts are tried, each more than the last by this part.
+_MOST_TRIES, _MORE = 12, 0.05
+
+
+def with_room(asked: PipelineSearch) -> PlannedPipeline | None:
+    """Plan with `_with_some_room`; where nothing fits, name memory that is enough in the error.
+
+    What the search does not count needs room too.  So the memory in the error is one with which a
+    plan was really made; if that plan holds no more than there is, it is returned.
+    """
+    try:
+        return _with_some_room(asked)
+    except (InfeasibleError, PlanError) as error:
+        named = _named_memory(error)
+        is_memory = isinstance(error, InfeasibleError) and not isinstance(error, NoSuchPlanError)
+        can_name = is_memory and not asked.pins
+        if (named is None and not can_name) or not asked.seeks_remedies():
+            raise
+        found = _with_more_memory(asked, None if named is None else named.num_bytes)
+        if found is None:
+            if named is None:
+                raise
+            raise _reworded(error, named, named.text) from error
+        enough, planned = found
+        has, cluster = asked.options.memory_bytes, asked.cluster
+        plan = limited_plan(planned.plan, lambda s: has or device_memory_bytes(s, cluster))
+        if plan_memory(plan).fits:
+            return replace(planned, plan=plan)
+        if named is None:
+            names = ", ".join(schedule.choice for schedule in asked.options.schedules)
+            text = f"{no_pipeline_fits(asked.cluster, asked.options)} under schedule {names}"
+            raise NamedMemoryError(text, enough) from error
+        if enough == named.num_bytes:
+            raise
+        corrected = NamedMemoryError(named.text, enough)
+        if error is named:
+            raise corrected from error
+        # What else the error says, as pins that are in the way, holds with this memory too.
+        raise _reworded(error, named, str(corrected)) from error
+
+
+def _named_memory(error: Exception) -> NamedMemoryError | None:
+    """Return the error that names memory: this one, or its cause if the text repeats that."""
+    for found in (error, error.__cause__):
+        if isinstance(found, NamedMemoryError) and str(found) in str(error):
+            return found
+    return None
+
+
+def _reworded(error: Exception, named: NamedMemoryError, text: str) -> MeshwiseError:
+    """Return an error with another text in place of that which names memory."""
+    kind = PlanError if isinstance(error, PlanError) else InfeasibleError
+    return kind(str(error).replace(str(named), text))
+
+
+def _with_more_memory(
+    asked: PipelineSearch, num_bytes: int | None
+) -> tuple[int, PlannedPipeline] | None:
+    """Memory that is enough, and the pipeline planned with it; None if much more is needed.
+
+    Args:
+        asked: What is searched.
+        num_bytes: Memory of a device with which a search finds something, if it is known.
+    """
+    options, (_, costs) = asked.options, asked.plans.of({})
+    if num_bytes is None:  # there are no pins
+        counts = least_memory_counts(options, asked.cluster.num_devices)
+        least = least_memory(asked.cluster, options, costs, counts, asked.report)
+        if least is None:
+            return None
+        num_bytes = max(least.num_bytes, (options.memory_bytes or 0) + 1)
+    # What needs more memory than there is is not among what was compared.
+    asked = replace(asked, seeks_remedies=never, simulated=[])
+    for _ in range(_MOST_TRIES):
+        asked.report(f"would it fit with {bytes_text(num_bytes)} a device?")
+        more = replace(asked, options=replace(options, memory_bytes=num_bytes))
+        try:
+            return num_bytes, found_one(_with_some_room(more))
+        except (InfeasibleError, PlanError) as error:
+            missing = error.missing_share if isinstance(error, UnsearchedMemoryError) else 0.0
+            num_bytes = math.ceil(num_bytes * (1 + max(missing, _MORE)))
+    return None
+
+
+def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
+    """`planned_together` with room for what the search does not count.
+
+    These are gradients of weights that wait, values of other layers that change their layout, and
+    values that wait between layers.
+    Where there is none the search is repeated with so much memory left free, at least twice as
+    much as before, half of all at most; where nothing fits then, with amounts in between.
+
+    Returns:
+        None if no step of what was found, or would be found with room, takes less than the cutoff.
+    """
+    least = share = asked.options.reserved_share
+    most = math.inf
+    first: UnsearchedMemoryError | None = None
+    while True:
+        try:
+            return planned_together(asked)
+        except UnsearchedMemoryError as error:
+            if error.step_time_s > _HOPELESS * asked.cutoff_s:
+                return None
+            first, least, last = first or error, share, error
+            more = max(error.missing_share, share, LEAST_RESERVED)
+            share = min(share + more, _MOST_RESERVED, (share + most) / 2)
+        except (InfeasibleError, PlanError) as error:
+            # What is left free is not the fault of a pin.
+            if first is None:
+                raise
+            most, last = share, error
+            share = (least + share) / 2
+        if share - least < LEAST_RESERVED or most - share < LEAST_RESERVED:
+            raise first from (None if last is first else last)
+        asked.report(f"{last}; again with {share:.1%} of the memory left free")
+        options = replace(asked.options, reserved_share=share)
+        asked = replace(asked, options=options, seeks_remedies=never)
