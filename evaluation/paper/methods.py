@@ -20,10 +20,9 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.replanning import replanned
-from meshwise.inter.search.search import FoundPipeline, search
+from meshwise.inter.search.search import FoundPipeline, Rule, search
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.inter.stages.stage_construction import StagePlan
-from meshwise.inter.stages.stage_problem import StageProblem
+from meshwise.inter.search.unsearched_memory import UnsearchedMemoryError
 from meshwise.plan.plan import Plan
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
@@ -33,6 +32,8 @@ EQUAL_LAYER, EQUAL_OPERATOR = "equal layer", "equal operator"
 MEGATRON_NARROW = "Megatron-LM (tp to 8)"
 # As many as the paper found for Wide-ResNet on 16 GPUs.
 THREE_STAGES = "Meshwise (3 stages)"
+# Of the memory, what is left free at least where there is no room.
+_LEAST_RESERVED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +72,32 @@ def _stages(count: int) -> Method:
 
 def _searched(work: Work, options: SearchOptions, report: Report) -> Answer:
     try:
-        found, _ = search(work.layers, work.cluster, options, report, work.costs)
+        found, plan, timeline = _with_room(work, options, report)
     except InfeasibleError as error:
         return Answer.nothing(str(error))
-    found = replanned(found, work.costs, report)
-    plan, timeline = _finished(work, found)
     ways = seconds_by_way(plan, found, work.costs)
     return dataclasses.replace(_answer(plan, timeline), by_way=ways)
+
+
+def _with_room(
+    work: Work, options: SearchOptions, report: Report, rule: Rule | None = None
+) -> tuple[FoundPipeline, Plan, Timeline]:
+    """Search, with so much memory left free that there is room for what the search does not count.
+
+    Raises:
+        InfeasibleError: nothing fits.
+    """
+    while True:
+        found, _ = search(work.layers, work.cluster, options, report, work.costs, rule)
+        better = replanned(found, work.costs, report)
+        missing = _LEAST_RESERVED
+        for made in [better] if better is found else [better, found]:
+            try:
+                return made, *_finished(work, made)
+            except UnsearchedMemoryError as error:
+                report(str(error))
+                missing = max(missing, error.missing_share)
+        options = dataclasses.replace(options, reserved_share=options.reserved_share + missing)
 
 
 def _finished(work: Work, found: FoundPipeline) -> tuple[Plan, Timeline]:
@@ -155,15 +175,15 @@ def _of_baseline(found: BaselineResult) -> Answer:
     )
 
 
-def _with_rule(rule: Callable[[StageProblem], StagePlan]) -> Method:
+def _with_rule(rule: Rule) -> Method:
     """Return the same search, but a rule says where stages begin."""
 
     def method(work: Work, report: Report) -> Answer:
         try:
-            found, _ = search(work.layers, work.cluster, work.options, report, work.costs, rule)
+            _, plan, timeline = _with_room(work, work.options, report, rule)
         except InfeasibleError as error:
             return Answer.nothing(str(error))
-        return _answer(*_finished(work, replanned(found, work.costs, report)))
+        return _answer(plan, timeline)
 
     return method
 
