@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 from evaluation.baselines.deciders import DECIDERS, Decider
 from evaluation.baselines.megatron import megatron_lm
@@ -19,11 +20,11 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.finishing import finished
-from meshwise.inter.search.replanning import replanned
 from meshwise.inter.search.search import FoundPipeline, Rule, search
 from meshwise.inter.search.search_space import SearchOptions
-from meshwise.inter.search.unsearched_memory import UnsearchedMemoryError
 from meshwise.plan.plan import Plan
+from meshwise.planner.one_search import with_faster_stages
+from meshwise.planner.room import with_memory_free
 from meshwise.simulate.timeline import Timeline
 from meshwise.trace.layers.layering import Layering
 
@@ -32,8 +33,6 @@ EQUAL_LAYER, EQUAL_OPERATOR = "equal layer", "equal operator"
 MEGATRON_NARROW = "Megatron-LM (tp to 8)"
 # As many as the paper found for Wide-ResNet on 16 GPUs.
 THREE_STAGES = "Meshwise (3 stages)"
-# Of the memory, what is left free at least where there is no room.
-_LEAST_RESERVED = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +80,30 @@ def _searched(work: Work, options: SearchOptions, report: Report) -> Answer:
 
 def _with_room(
     work: Work, options: SearchOptions, report: Report, rule: Rule | None = None
-) -> tuple[FoundPipeline, Plan, Timeline]:
+) -> _Made:
     """Search, with so much memory left free that there is room for what the search does not count.
 
     Raises:
         InfeasibleError: nothing fits.
     """
-    while True:
+
+    def planned(options: SearchOptions) -> _Made:
         found, _ = search(work.layers, work.cluster, options, report, work.costs, rule)
-        better = replanned(found, work.costs, report)
-        missing = _LEAST_RESERVED
-        for made in [better] if better is found else [better, found]:
-            try:
-                return made, *_finished(work, made)
-            except UnsearchedMemoryError as error:
-                report(str(error))
-                missing = max(missing, error.missing_share)
-        options = dataclasses.replace(options, reserved_share=options.reserved_share + missing)
+        return with_faster_stages(found, work.costs, partial(_finished, work), report)
+
+    return with_memory_free(options, planned, report)
 
 
-def _finished(work: Work, found: FoundPipeline) -> tuple[Plan, Timeline]:
-    return finished(
+class _Made(NamedTuple):
+    """A pipeline, its plan, and a simulated step."""
+
+    found: FoundPipeline
+    plan: Plan
+    timeline: Timeline
+
+
+def _finished(work: Work, found: FoundPipeline) -> _Made:
+    plan, timeline = finished(
         work.layers,
         work.cluster,
         found,
@@ -111,6 +113,7 @@ def _finished(work: Work, found: FoundPipeline) -> tuple[Plan, Timeline]:
         memory_bytes=work.options.memory_bytes,
         tied=work.layers.tied_names(),
     )
+    return _Made(found, plan, timeline)
 
 
 def _answer(plan: Plan, timeline: Timeline) -> Answer:

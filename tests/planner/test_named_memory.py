@@ -60,16 +60,16 @@ def test_an_error_of_a_later_search_is_no_part_of_the_first(
     assert refusal(error, monkeypatch) is error
 
 
-@pytest.mark.parametrize(("step_time_s", "num_searches"), [(1.01, 2), (1.03, 1)])
+@pytest.mark.parametrize(("least_s", "num_searches"), [(1.01, 2), (1.03, 1)])
 def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
-    step_time_s: float, num_searches: int, monkeypatch: pytest.MonkeyPatch
+    least_s: float, num_searches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares: list[float] = []
 
     def without_room(asked: PipelineSearch) -> None:
         shares.append(asked.options.reserved_share)
         if len(shares) == 1:
-            raise UnsearchedMemoryError("no room", 0.1, step_time_s)
+            raise UnsearchedMemoryError("no room", 0.1, least_s)
 
     monkeypatch.setattr(room, "planned_together", without_room)
     unused: Any = None

@@ -31,7 +31,7 @@ _MODELS = _OURS / "models"
 
 
 # Parts of a function's name that name none; those of comprehensions are of Python before 3.12.
-_NO_FUNCTION = re.compile(r"\.<(?:locals|(?:list|dict|set)comp)>")
+_NO_FUNCTION = re.compile(r"(?:^|\.)<(?:locals|(?:list|dict|set)comp)>")
 
 
 # Packages whose gradients take a user's function as `jax.grad` does.
@@ -66,7 +66,7 @@ def source_line(source: SourceInfo | None) -> str:
 
 def _function(frame: source_info_util.Frame) -> str:
     """Return the name of the function of a frame, equal under every Python."""
-    return _NO_FUNCTION.sub("", frame.function_name)
+    return _NO_FUNCTION.sub("", frame.function_name) or "<module>"
 
 
 def _frames(source: SourceInfo | None) -> Iterator[source_info_util.Frame]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeVar
 
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
@@ -21,6 +24,13 @@ from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.units import counted
 
+
+class _HasPlan(Protocol):
+    @property
+    def plan(self) -> Plan: ...
+
+
+_Planned = TypeVar("_Planned", bound=_HasPlan)
 # Of the memory, what is left free at least for what the search does not count.
 LEAST_RESERVED = 0.01
 # The largest number of times that stages are planned again, with more memory left free each time.
@@ -105,21 +115,40 @@ def _planned_by_formula(asked: PipelineSearch) -> PlannedPipeline | None:
     if busy_s(found.problem, found.plan.stages) >= asked.cutoff_s:
         return None
     found = _with_space(asked, found)
-    # Where there is no room for what was found, stages need not be planned again.
-    planned = _planned(asked, source, found, costs)
+    return with_faster_stages(found, costs, partial(_planned, asked, source, costs), asked.report)
+
+
+def with_faster_stages(
+    found: FoundPipeline,
+    costs: VariantCosts,
+    planned: Callable[[FoundPipeline], _Planned],
+    report: Callable[[str], object],
+) -> _Planned:
+    """Return the faster of a pipeline and of the one whose stages are planned again.
+
+    Args:
+        found: What the search found.
+        costs: Its plans of layers.
+        planned: Makes the plan of a pipeline, and simulates it.
+        report: Is told of progress.
+
+    Raises:
+        UnsearchedMemoryError: there is no room for what was found; its stages are not planned
+            again.
+    """
+    first = planned(found)
     apart = found.problem.schedule.splits_backward
-    free_share = _uncounted_share(found, planned.plan) if apart else 0.0
+    free_share = _uncounted_share(found, first.plan) if apart else 0.0
     for _ in range(_MOST_REPLANNED):
-        better = replanned(found, costs, asked.report, free_share=free_share)
+        better = replanned(found, costs, report, free_share=free_share)
         if better is found:
             break
         try:
-            again = _planned(asked, source, better, costs)
-            return min(again, planned, key=lambda p: p.plan.step_time_s)
+            return min(planned(better), first, key=lambda made: made.plan.step_time_s)
         except UnsearchedMemoryError as error:
             free_share += max(error.missing_share, LEAST_RESERVED)
-            asked.report(f"{error}; stages with {free_share:.1%} of their memory left free")
-    return planned
+            report(f"{error}; stages with {free_share:.1%} of their memory left free")
+    return first
 
 
 def _uncounted_share(found: FoundPipeline, plan: Plan) -> float:
@@ -149,7 +178,7 @@ def _with_space(asked: PipelineSearch, found: FoundPipeline) -> FoundPipeline:
 
 
 def _planned(
-    asked: PipelineSearch, source: NamedLayers, found: FoundPipeline, costs: VariantCosts
+    asked: PipelineSearch, source: NamedLayers, costs: VariantCosts, found: FoundPipeline
 ) -> PlannedPipeline:
     """Return what was found as a plan that can be read, simulated and run."""
     layers = asked.layers
@@ -195,7 +224,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
     options = asked.options
     _, costs = asked.plans.of({})
     fastest = _Fastest(below_s=asked.cutoff_s)
-    for found in interleaved_pipelines(
+    pipelines = interleaved_pipelines(
         asked.cluster,
         options,
         options.schedules[0],
@@ -203,9 +232,26 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         asked.report,
         below_s=lambda: fastest.below_s,
         seeks_remedies=asked.seeks_remedies,
-    ):
+    )
+    with closing(pipelines):
+        _simulate(asked, pipelines, costs, fastest)
+    if fastest.planned is None and fastest.failed:
+        first = fastest.failed[0]
+        first.least_s = min(error.least_s for error in fastest.failed)
+        raise first
+    return fastest.planned
+
+
+def _simulate(
+    asked: PipelineSearch,
+    pipelines: Iterable[FoundPipeline],
+    costs: VariantCosts,
+    fastest: _Fastest,
+) -> None:
+    """Plan and simulate pipelines, and note the fastest."""
+    for found in pipelines:
         try:
-            made = _planned(asked, asked.layers, found, costs)
+            made = _planned(asked, asked.layers, costs, found)
         except UnsearchedMemoryError as error:
             fastest.failed.append(error)
             if fastest.planned is None and len(fastest.failed) == _MOST_FAILED:
@@ -216,9 +262,6 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         if seconds < fastest.below_s:
             fastest.below_s = seconds
             fastest.planned = replace(made, plan=replace(made.plan, gap=0.0))
-    if fastest.planned is None and fastest.failed:
-        raise fastest.failed[0]
-    return fastest.planned
 
 
 @dataclass(slots=True, kw_only=True)

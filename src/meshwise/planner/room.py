@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.search.remedies import least_memory_counts
+from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.intra.limit.refusal import NoSuchPlanError
 from meshwise.plan.places import device_memory_bytes
@@ -18,10 +21,11 @@ from meshwise.planner.pinned_search import PipelineSearch, never
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.units import bytes_text
 
+_Found = TypeVar("_Found")
 # Of the memory, left free at most: beyond it others are better.
 _MOST_RESERVED = 0.5
-# Where a step would take so many times what is to be beaten if there were room for it, none that
-# needs less is searched.
+# What has no room and would take so many times what is to be beaten, by the formula and simulated,
+# is not searched again with less memory: that is hardly ever faster, and not proved.
 _HOPELESS = 1.02
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
@@ -110,23 +114,57 @@ def _with_more_memory(
 def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
     """`planned_together` with room for what the search does not count.
 
+    Returns:
+        None if nothing of what was found takes less than the cutoff, or nothing is looked for since
+        what was found without room takes clearly more.
+    """
+
+    def planned(options: SearchOptions) -> PlannedPipeline | None:
+        is_first = options is asked.options
+        seeks_remedies = asked.seeks_remedies if is_first else never
+        try:
+            return planned_together(replace(asked, options=options, seeks_remedies=seeks_remedies))
+        except UnsearchedMemoryError as error:
+            if error.least_s <= _HOPELESS * asked.cutoff_s:
+                raise
+            asked.report(f"{error}; not again, since others are faster")
+            return None
+
+    return with_memory_free(asked.options, planned, asked.report)
+
+
+def with_memory_free(
+    options: SearchOptions,
+    planned: Callable[[SearchOptions], _Found],
+    report: Callable[[str], object],
+) -> _Found:
+    """Search with as much memory left free as what the search does not count needs.
+
     These are gradients of weights that wait, values of other layers that change their layout, and
     values that wait between layers.
-    Where there is none the search is repeated with so much memory left free, at least twice as
+    Where there is no room the search is repeated with so much memory left free, at least twice as
     much as before, half of all at most; where nothing fits then, with amounts in between.
 
+    Args:
+        options: What is searched.
+        planned: Searches with options.
+        report: Is told of progress.
+
     Returns:
-        None if no step of what was found, or would be found with room, takes less than the cutoff.
+        What the search found.
+
+    Raises:
+        UnsearchedMemoryError: there is no room, however much is left free.
+        InfeasibleError: nothing fits.
+        PlanError: nothing can be planned so.
     """
-    least = share = asked.options.reserved_share
+    least = share = options.reserved_share
     most = math.inf
     first: UnsearchedMemoryError | None = None
     while True:
         try:
-            return planned_together(asked)
+            return planned(options)
         except UnsearchedMemoryError as error:
-            if error.step_time_s > _HOPELESS * asked.cutoff_s:
-                return None
             first, least, last = first or error, share, error
             more = max(error.missing_share, share, LEAST_RESERVED)
             share = min(share + more, _MOST_RESERVED, (share + most) / 2)
@@ -138,6 +176,5 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
             share = (least + share) / 2
         if share - least < LEAST_RESERVED or most - share < LEAST_RESERVED:
             raise first from (None if last is first else last)
-        asked.report(f"{last}; again with {share:.1%} of the memory left free")
-        options = replace(asked.options, reserved_share=share)
-        asked = replace(asked, options=options, seeks_remedies=never)
+        report(f"{last}; again with {share:.1%} of the memory left free")
+        options = replace(options, reserved_share=share)

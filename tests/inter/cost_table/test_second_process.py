@@ -252,3 +252,28 @@ def test_what_cannot_be_sent_is_computed_here(layers: Any) -> None:
         assert not any(costs.has_bounds(*ask) for ask in ASKS)
     for ask in ASKS:
         assert _same(costs.bounds(*ask), alone.bounds(*ask))
+
+
+def test_blocks_inside_of_one_share_its_process(layers: Any) -> None:
+    costs = VariantCosts(layers, IntraOptions())
+    with second_process_of(costs) as outer:
+        with second_process_of(costs) as inner:
+            inner.bound(ASKS, lambda _: None)
+        process = outer.process
+        assert inner is outer
+        assert process is not None
+        assert process.poll() is None
+    assert process.poll() is not None
+    assert costs.beside is None
+
+
+def test_an_answer_that_nobody_takes_ends_the_process(layers: Any) -> None:
+    costs = VariantCosts(layers, IntraOptions())
+    with second_process_of(costs) as outer:
+        with second_process_of(costs) as inner:
+            inner.bound(ASKS, lambda _: None)
+            inner._is_busy = True
+        assert outer.process is None
+        # It begins anew where it is needed.
+        outer.bound([key._replace(num_microbatches=8) for key in ASKS], lambda _: None)
+        assert outer.process is not None

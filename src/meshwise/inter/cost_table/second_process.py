@@ -120,16 +120,17 @@ class _RunRequest(NamedTuple):
 def second_process_of(costs: VariantCosts) -> Generator[SecondProcess]:
     """Yield the second process of costs; inside of another such block it is the same one.
 
-    It keeps the graphs and networks of layers until the outer block ends, and itself with it.
+    It keeps the graphs and networks of layers until the outer block ends, and itself with it; an
+    inner block that leaves it at work for nobody ends it sooner, and the next one starts another.
 
     Args:
         costs: Computes what this process does, and keeps what both find out.
     """
-    if isinstance(costs.beside, SecondProcess):
+    if isinstance(outer := costs.beside, SecondProcess):
         try:
-            yield costs.beside
+            yield outer
         finally:
-            costs.beside.leave()
+            outer.leave()
         return
     costs.beside = beside = SecondProcess(costs)
     try:

@@ -329,7 +329,8 @@ def finished(
         hides_transfers=schedule.hides_transfers,
     )
     changing = [k for k, s in enumerate(placed.stages) if any(_extras(s, placed.arrivals))]
-    check_room(placed.stages, placed.table, changing, timeline.step_time_s)
+    least_s = min(timeline.step_time_s, found.plan.total_s)
+    check_room(placed.stages, placed.table, changing, least_s)
     bare = chosen.plan(cluster, placed, timeline, batch_size, step_flop)
     bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))
     plan = with_work(bare, chosen.piece, placed.arrivals)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def interleaved_pipelines(
     report: Callable[[str], object] = lambda _: None,
     below_s: Callable[[], float] = lambda: math.inf,
     seeks_remedies: Callable[[], bool] = lambda: True,
-) -> Iterator[FoundPipeline]:
+) -> Generator[FoundPipeline]:
     """Yield pipelines that may be faster than the fastest so far, the most promising first.
 
     Args:
@@ -160,6 +160,8 @@ class _Search:
     _variants: dict[_Way, list[Variant]] = field(
         init=False, default_factory=dict[_Way, list[Variant]]
     )
+    # Whose bounds serve a pipeline before it is looked at more closely.
+    _rough: dict[_Way, BoundsKey] = field(init=False, default_factory=dict[_Way, BoundsKey])
     _needs: dict[object, RunNeeds | None] = field(
         init=False, default_factory=dict[object, RunNeeds | None]
     )
@@ -170,7 +172,7 @@ class _Search:
 
     def run(self) -> Iterator[FoundPipeline]:
         """Yield what fits, until no bound is below the fastest step."""
-        counts = self._bound_all()
+        self._bound_all()
         # Of which nothing fits, larger micro-batches do not either.
         too_few: dict[object, int] = {}
         while self._waiting:
@@ -186,7 +188,7 @@ class _Search:
             if way.num_microbatches < too_few.get(alike, 0):
                 continue
             if not best.is_looked_at:
-                bound_s = max(best.bound_s, self._looked_at(way, counts))
+                bound_s = max(best.bound_s, self._looked_at(way))
                 heapq.heappush(self._waiting, best._replace(bound_s=bound_s, is_looked_at=True))
                 continue
             made = self._planned(way, schedule)
@@ -198,8 +200,8 @@ class _Search:
             else:
                 too_few[alike] = way.num_microbatches
 
-    def _bound_all(self) -> Sequence[int]:
-        """Bound every pipeline roughly; return the numbers of micro-batches."""
+    def _bound_all(self) -> None:
+        """Bound every pipeline roughly."""
         shapes = self._shapes()
         counts = sorted({count for _, _, count in shapes})
         num_layers = len(self.costs.source.classes)
@@ -208,16 +210,16 @@ class _Search:
             for variant in variants_of(kind, self.options, second):
                 way = _Way(kind, num_meshes, count, variant.mesh, variant.remat)
                 self._variants.setdefault(way, []).append(variant)
-        self.beside.bound([self._rough(way, counts) for way in self._variants], self.report)
+        self._rough = {way: self._rough_key(way, counts) for way in self._variants}
+        self.beside.bound(list(self._rough.values()), self.report)
         for way in self._variants:
             for schedule in _schedules(self.schedule, num_layers // way.num_meshes):
                 if self.options.num_stages in (None, way.num_meshes * schedule.chunks):
-                    self._push(way, schedule, counts)
-        return counts
+                    self._push(way, schedule)
 
-    def _push(self, way: _Way, schedule: PipelineSchedule, counts: Sequence[int]) -> None:
+    def _push(self, way: _Way, schedule: PipelineSchedule) -> None:
         """Bound a pipeline, and let it wait if it may be faster than the fastest and fit."""
-        needs = self._needs_of(way, counts)
+        needs = self._needs_of(way)
         if needs is None:
             return
         num_meshes, count = way.num_meshes, way.num_microbatches
@@ -235,8 +237,8 @@ class _Search:
         number = next(self._numbers)
         heapq.heappush(self._waiting, _Waiting(bound_s, number, way, schedule))
 
-    def _needs_of(self, way: _Way, counts: Sequence[int]) -> RunNeeds | None:
-        rough = self._rough(way, counts)
+    def _needs_of(self, way: _Way) -> RunNeeds | None:
+        rough = self._rough[way]
         key = (way.mesh, way.remat, rough.num_microbatches, way.num_microbatches)
         if key not in self._needs:
             bounded = rough.remat, rough.num_microbatches
@@ -245,16 +247,16 @@ class _Search:
             )
         return self._needs[key]
 
-    def _looked_at(self, way: _Way, counts: Sequence[int]) -> float:
+    def _looked_at(self, way: _Way) -> float:
         """Bound pipelines by a closer look at their layers, if that might rule them out."""
-        needs, below_s = self._needs_of(way, counts), self.below_s()
+        needs, below_s = self._needs_of(way), self.below_s()
         if needs is None or math.isinf(below_s):
             return 0.0
         key = BoundsKey(way.mesh, way.remat, way.num_microbatches)
-        rough = self._rough(way, counts)
+        rough = self._rough[way]
         return self._closer.least_s(key, rough, np.diagonal(needs.loop_s), below_s)
 
-    def _rough(self, way: _Way, counts: Sequence[int]) -> BoundsKey:
+    def _rough_key(self, way: _Way, counts: Sequence[int]) -> BoundsKey:
         """Return whose bounds serve a pipeline before it is looked at more closely."""
         base: Remat = "none" if "none" in self.options.remats else way.remat
         return BoundsKey(way.mesh, base, self._rough_count(way.mesh, way.num_microbatches, counts))

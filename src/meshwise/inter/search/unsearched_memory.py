@@ -15,14 +15,14 @@ class UnsearchedMemoryError(InfeasibleError):
 
     Attributes:
         missing_share: Of the memory of a device, what a stage needs beyond it.
-        step_time_s: Seconds that a step would take, simulated.
+        least_s: Seconds that a step would take, the less of what formula and simulation say.
     """
 
-    def __init__(self, text: str, missing_share: float, step_time_s: float) -> None:
+    def __init__(self, text: str, missing_share: float, least_s: float) -> None:
         """Say how much is missing."""
         super().__init__(text)
         self.missing_share = missing_share
-        self.step_time_s = step_time_s
+        self.least_s = least_s
 
 
 class NamedMemoryError(InfeasibleError):
@@ -41,7 +41,7 @@ class NamedMemoryError(InfeasibleError):
 
 
 def check_room(
-    stages: Sequence[Stage], table: Schedule, changing: Collection[int], step_time_s: float
+    stages: Sequence[Stage], table: Schedule, changing: Collection[int], least_s: float
 ) -> None:
     """Check that there is room for what the search did not count.
 
@@ -49,7 +49,7 @@ def check_room(
         stages: The stages, with all that they hold.
         table: Their schedule.
         changing: The stages that change the layout of values of other layers.
-        step_time_s: Seconds of a step of theirs, simulated.
+        least_s: Seconds of a step of theirs, the less of what formula and simulation say.
 
     Raises:
         UnsearchedMemoryError: there is none.
@@ -64,7 +64,7 @@ def check_room(
                 f"stage {number} needs {bytes_text(peak)} a device under schedule {table.name}, "
                 f"and there are {bytes_text(has)}: {'; '.join(reasons)}",
                 peak / has - 1.0,
-                step_time_s,
+                least_s,
             )
 
 
