@@ -62,7 +62,7 @@ def ran(step: Any, state: Any, num_out: int) -> tuple[Any, list[Any]]:
 
 
 def assert_equal_but_for_rounding(found: Any, expected: Any) -> None:
-    """Both programs compute the same, but not every CPU fuses the same products and sums in them."""
+    """Both programs compute the same, but a CPU may fuse products and sums of one of them only."""
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-6, atol=1e-9)
 
