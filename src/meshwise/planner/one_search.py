@@ -236,6 +236,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
     with closing(pipelines):
         _simulate(asked, pipelines, costs, fastest)
     if fastest.planned is None and fastest.failed:
+        # The most promising one says how much is missing, the fastest one whether it pays.
         first = fastest.failed[0]
         first.least_s = min(error.least_s for error in fastest.failed)
         raise first

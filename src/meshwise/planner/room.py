@@ -24,8 +24,9 @@ from meshwise.units import bytes_text
 _Found = TypeVar("_Found")
 # Of the memory, left free at most: beyond it others are better.
 _MOST_RESERVED = 0.5
-# What has no room and would take so many times what is to be beaten, by the formula and simulated,
-# is not searched again with less memory: that is hardly ever faster, and not proved.
+# A pipeline without room may take at most so many times what is to be beaten, by the formula or
+# simulated; else there is no search with less memory. Such a search hardly ever finds a faster one,
+# but that is not proved.
 _HOPELESS = 1.02
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
@@ -115,8 +116,7 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
     """`planned_together` with room for what the search does not count.
 
     Returns:
-        None if nothing of what was found takes less than the cutoff, or nothing is looked for since
-        what was found without room takes clearly more.
+        None if what was found takes no less than the cutoff, or has no room and takes clearly more.
     """
 
     def planned(options: SearchOptions) -> PlannedPipeline | None:

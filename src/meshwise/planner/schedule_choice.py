@@ -74,7 +74,7 @@ def planned_layers(
 
 
 def _searched(asked: PipelineSearch) -> PlannedPipeline:
-    """`planned_layers`, with all that is asked."""
+    """Search one group of schedules after the other; return the fastest pipeline by simulation."""
     options, report = asked.options, asked.report
     groups = searched_together(options.schedules)
     if len(groups) == 1 or any(pin.schedule for pin in asked.pins):

@@ -269,11 +269,13 @@ def test_blocks_inside_of_one_share_its_process(layers: Any) -> None:
 
 def test_an_answer_that_nobody_takes_ends_the_process(layers: Any) -> None:
     costs = VariantCosts(layers, IntraOptions())
+    run = costs.networks(PRICED[0], 2, 0, len(layers.classes) - 1)
+    assert run is not None
     with second_process_of(costs) as outer:
         with second_process_of(costs) as inner:
-            inner.bound(ASKS, lambda _: None)
-            inner._is_busy = True
+            inner.look_ahead(run, 1.0, 1e12)
+            assert inner.process is not None
         assert outer.process is None
         # It begins anew where it is needed.
-        outer.bound([key._replace(num_microbatches=8) for key in ASKS], lambda _: None)
+        outer.bound(ASKS, lambda _: None)
         assert outer.process is not None

@@ -7,7 +7,7 @@ again, and a price of memory.  Layers of one class on one logical mesh are plann
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -27,6 +27,7 @@ from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_bounds
 from meshwise.inter.layer_cost.layer_record import LayerBounds, LayerRecord
 from meshwise.inter.layer_cost.run_bounds import RunBounds, bounds_of_runs
 from meshwise.inter.layer_cost.run_costs import (
+    PlansAhead,
     RunCosts,
     cheapest_states,
     compose,
@@ -128,14 +129,6 @@ class LayerTimes(Protocol):
         decision: GraphDecision,
     ) -> tuple[float, float]:
         """Seconds of all micro-batches of a step, and of what runs once a step."""
-        ...
-
-
-class PlansAhead(Protocol):
-    """What makes several plans of layers at once."""
-
-    def plan(self, chosen: Sequence[tuple[LayerNetwork, tuple[int, ...]]]) -> None:
-        """Make plans of layers on one mesh, for choices of their classes of nodes."""
         ...
 
 
@@ -348,8 +341,7 @@ class VariantCosts:
 
     def _composed(self, variant: Variant, count: int, wanted: Bools) -> RunCosts | None:
         layers = self.layers(variant, count)
-        plan_ahead = None if self.beside is None else self.beside.plan
-        return None if layers is None else compose(layers, wanted, plan_ahead)
+        return None if layers is None else compose(layers, wanted, self.beside)
 
     def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds | None:
         """What no run of layers is below on a mesh, at any price; None if no layer has a plan."""

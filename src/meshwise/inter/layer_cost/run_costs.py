@@ -14,9 +14,9 @@ Source: docs/decisions/0011, (min,+) products.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,14 @@ from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
 from meshwise.kernels.arrays import Bools, Floats
 
 T = TypeVar("T", bound=Hashable)
-# Makes plans of layers ahead of their use; each layer comes with choices for its nodes.
-PlanAhead: TypeAlias = Callable[[Sequence[tuple[LayerNetwork, tuple[int, ...]]]], None]
+
+
+class PlansAhead(Protocol):
+    """What makes several plans of layers at once, ahead of their use."""
+
+    def plan(self, chosen: Sequence[tuple[LayerNetwork, tuple[int, ...]]]) -> None:
+        """Make plans of layers on one mesh, for choices of their classes of nodes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +128,7 @@ def _ended(chain: _Chain, last: ConditionedLayer) -> tuple[float, tuple[int, ...
 def compose(
     layers: Sequence[ConditionedLayer],
     wanted: Bools | None = None,
-    plan_ahead: PlanAhead | None = None,
+    beside: PlansAhead | None = None,
 ) -> RunCosts:
     """Costs of all runs.
 
@@ -131,7 +137,7 @@ def compose(
             same.
         wanted: Runs that matter, (first layer, last layer); None for all.  The others come out
             with infinite cost.
-        plan_ahead: Makes the plans of all chains at once.
+        beside: Makes the plans of all chains at once; None: each is made when it is used.
     """
     numbers, links = _distinct_runs(layers, wanted)
     matters = np.zeros(len(links), np.bool_)
@@ -149,9 +155,9 @@ def compose(
             if not missing:
                 break
             threads.sharpen(list(missing))
-    if plan_ahead is not None:
+    if beside is not None:
         steps = itertools.chain.from_iterable(map(_steps, _layers_of(links), paths))
-        plan_ahead([(layer.layer, layer.choice(*place)) for layer, place in steps])
+        beside.plan([(layer.layer, layer.choice(*place)) for layer, place in steps])
     return _summed(numbers, links, paths)
 
 
