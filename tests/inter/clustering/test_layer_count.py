@@ -45,6 +45,33 @@ def test_groups_of_blocks_are_not_long_layers():
     assert any(has_bypass(chain, clustered(chain, count)) for count in range(36, 41))
 
 
+def test_blocks_are_not_cut_to_be_more_even():
+    """As in a Wide-ResNet: early cuts let most bytes pass, later ones may let two values pass."""
+    bytes_of = [8, 8, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2]
+    values, flop = [], []
+    for block, size in enumerate(bytes_of):
+        # The first block of a group does more.
+        more = 1.4 if block in (2, 6) else 1.0
+        flop += [1e9 * more] * 4
+        start = 4 * block
+        # The last operator adds what entered.
+        values += [(start + k, size, [start + k + 1]) for k in range(3)]
+        if block:
+            values.append((start - 1, bytes_of[block - 1], [start, start + 3]))
+    chain = OperatorChain(
+        flop=np.array(flop),
+        is_heavy=np.ones(len(flop), bool),
+        producer=np.array([producer for producer, _, _ in values]),
+        value_bytes=np.array([size for _, size, _ in values]),
+        read_value=np.array([n for n, (_, _, readers) in enumerate(values) for _ in readers]),
+        read_by=np.array([r for _, _, readers in values for r in readers]),
+    )
+    found = regular_layers(chain, most=24)
+    # Blocks that do more may be two layers, but no layer has parts of two blocks.
+    assert {first for first, _ in found.ranges} >= set(range(0, len(flop), 4))
+    assert len(found.ranges) <= len(bytes_of) + 2
+
+
 @pytest.mark.parametrize("size", [2, 6, 20])
 def test_blocks_are_not_cut_where_far_more_passes(size):
     """As in a mixture of experts, whose tokens lie once for each expert inside of a block."""

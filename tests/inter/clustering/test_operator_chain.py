@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.candidate_cuts import candidate_cuts
 from meshwise.inter.clustering.operator_chain import OperatorChain, crossing_bytes, received_bytes
-from meshwise.inter.clustering.operator_clustering import CutTable, cluster_table
+from meshwise.inter.clustering.operator_clustering import OF_A_VALUE, CutTable, cluster_table
 
 
 def chain_of(flop, values, is_heavy=None):
@@ -41,17 +41,32 @@ def chains(draw):
     return flop, values
 
 
-def received(values, first, last):
-    """C(first..last), by its definition."""
-    return sum(
+def sizes_received(values, first, last):
+    """Bytes of each value that the run receives."""
+    return [
         size
         for producer, size, readers in values
         if producer < first and any(first <= r <= last for r in readers)
+    ]
+
+
+def received(values, first, last):
+    """C(first..last), by its definition."""
+    return sum(sizes_received(values, first, last))
+
+
+def unevenness(flop, values, ranges):
+    """Squares of shares of the mean, and a part for each value beyond the first."""
+    mean = max(Fraction(sum(flop)), 1) / len(ranges)
+    return sum(
+        (sum(flop[a : b + 1]) / mean) ** 2
+        + Fraction(OF_A_VALUE) * max(len(sizes_received(values, a, b)) - 1, 0)
+        for a, b in ranges
     )
 
 
 def best_layers(flop, values, num_layers, delta):
-    """Least worst received bytes, then least sum of squares, by enumeration; None if none."""
+    """Least worst bytes, then least squares and values, by enumeration; None if none."""
     best = None
     limit = Fraction(1 + delta) * sum(flop) / num_layers
     for inner in itertools.combinations(range(1, len(flop)), num_layers - 1):
@@ -60,7 +75,7 @@ def best_layers(flop, values, num_layers, delta):
         sums = [sum(flop[a:b]) for a, b in runs]
         if max(sums) <= limit:
             worst = max(received(values, a, b - 1) for a, b in runs)
-            key = (worst, sum(x * x for x in sums))
+            key = (worst, unevenness(flop, values, [(a, b - 1) for a, b in runs]))
             best = key if best is None or key < best else best
     return best
 
@@ -113,8 +128,11 @@ def test_enumeration_finds_no_better_layers(given_chain, num_layers, delta):
     assert len(layers.ranges) == num_layers
     assert all(a <= b for a, b in layers.ranges)
     assert layers.flop == tuple(sum(flop[a : b + 1]) for a, b in layers.ranges)
-    assert layers.worst_received_bytes == max(received(values, a, b) for a, b in layers.ranges)
-    assert (layers.worst_received_bytes, sum(x * x for x in layers.flop)) == best
+    assert layers.num_received == sum(len(sizes_received(values, a, b)) for a, b in layers.ranges)
+    worst, least = best
+    assert layers.worst_received_bytes == worst
+    # Equal ones may differ by rounding.
+    assert float(unevenness(flop, values, layers.ranges)) == pytest.approx(float(least), rel=1e-9)
 
 
 def transformer(num_layers, light=3):

@@ -7,7 +7,8 @@ most layers have the same operators and FLOP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -20,8 +21,9 @@ MOST_LAYERS = 64
 _DELTAS = (DELTA, 1.0, 2.0, 4.0, 8.0)
 # More kinds of layers than the fewest possible that count as few.
 _MORE_KINDS = 1
-# A cut through blocks lets so many times the bytes pass that cuts between them do.
-_MORE_BYTES = 4
+# Cuts through blocks let so many times the bytes pass that cuts between them do, or so many times
+# the values.
+_MORE_BYTES, _MORE_VALUES = 4, 1.1
 # What a kind of layers takes to plan beside its operators, in operators.
 _OF_A_KIND = 40
 # Less work than this part of what few kinds take makes up for more kinds.
@@ -57,7 +59,7 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         for k, layers in zip(kinds, found, strict=True)
         if k <= fewest + _MORE_KINDS and k < len(layers.ranges)
     ]
-    regular = [layers for layers in regular if not _cuts_blocks(layers, regular)]
+    regular = _between_blocks(regular)
     most_work = _LESS_WORK * planning_work(regular[-1])
     finer = [
         layers
@@ -65,9 +67,8 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         if len(layers.ranges) > len(regular[-1].ranges)
         and planning_work(layers) <= most_work
         and not has_bypass(chain, layers)
-        and not _cuts_blocks(layers, regular)
     ]
-    return [regular[-1], *finer][-1]
+    return _between_blocks([regular[-1], *finer])[-1]
 
 
 def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
@@ -130,11 +131,27 @@ def has_bypass(chain: OperatorChain, layers: Layers) -> bool:
     return False
 
 
-def _cuts_blocks(layers: Layers, others: Sequence[Layers]) -> bool:
-    """Whether layers receive far more than others, of which there are at least half as many."""
-    fewest = max(len(layers.ranges) / 2, 2)
-    received = [o.worst_received_bytes for o in others if len(o.ranges) >= fewest]
-    return bool(received) and layers.worst_received_bytes > _MORE_BYTES * min(received)
+def _between_blocks(found: Sequence[Layers]) -> list[Layers]:
+    """Those that receive not far more bytes than others, and of these not far more values."""
+    few_bytes = _not_far_above(found, lambda layers: layers.worst_received_bytes, _MORE_BYTES)
+    return _not_far_above(few_bytes, _values_a_cut, _MORE_VALUES)
+
+
+def _not_far_above(
+    found: Sequence[Layers], received: Callable[[Layers], float], times: float
+) -> list[Layers]:
+    """Those that receive at most so many times what others do, at least half as many layers."""
+
+    def least(layers: Layers) -> float:
+        fewest = max(len(layers.ranges) / 2, 2)
+        counts = (received(other) for other in found if len(other.ranges) >= fewest)
+        return min(counts, default=math.inf)
+
+    return [layers for layers in found if received(layers) <= times * least(layers)]
+
+
+def _values_a_cut(layers: Layers) -> float:
+    return layers.num_received / max(len(layers.ranges) - 1, 1)
 
 
 def planning_work(layers: Layers) -> int:
