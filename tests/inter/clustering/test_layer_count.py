@@ -66,10 +66,14 @@ def test_blocks_are_not_cut_to_be_more_even():
         read_value=np.array([n for n, (_, _, readers) in enumerate(values) for _ in readers]),
         read_by=np.array([r for _, _, readers in values for r in readers]),
     )
-    found = regular_layers(chain, most=24)
-    # Blocks that do more may be two layers, but no layer has parts of two blocks.
-    assert {first for first, _ in found.ranges} >= set(range(0, len(flop), 4))
-    assert len(found.ranges) <= len(bytes_of) + 2
+    found = regular_layers(chain, most=14)
+    even = clustered(chain, len(found.ranges))
+    # A block that does more may be two layers, but no layer has parts of two blocks.
+    assert len(found.ranges) >= len(bytes_of)
+    blocks = set(range(0, len(flop), 4))
+    assert blocks <= {first for first, _ in found.ranges}
+    assert not blocks <= {first for first, _ in even.ranges}
+    assert found.num_received < even.num_received
 
 
 @pytest.mark.parametrize("size", [2, 6, 20])

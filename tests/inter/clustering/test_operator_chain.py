@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.candidate_cuts import candidate_cuts
 from meshwise.inter.clustering.operator_chain import OperatorChain, crossing_bytes, received_bytes
-from meshwise.inter.clustering.operator_clustering import OF_A_VALUE, CutTable, cluster_table
+from meshwise.inter.clustering.operator_clustering import CutTable, cluster_table
 
 
 def chain_of(flop, values, is_heavy=None):
@@ -55,17 +55,17 @@ def received(values, first, last):
     return sum(sizes_received(values, first, last))
 
 
-def unevenness(flop, values, ranges):
-    """Squares of shares of the mean, and a part for each value beyond the first."""
+def unevenness(flop, values, ranges, of_several_values):
+    """Squares of shares of the mean, and a part for each layer that receives several values."""
     mean = max(Fraction(sum(flop)), 1) / len(ranges)
     return sum(
         (sum(flop[a : b + 1]) / mean) ** 2
-        + Fraction(OF_A_VALUE) * max(len(sizes_received(values, a, b)) - 1, 0)
+        + Fraction(of_several_values) * (len(sizes_received(values, a, b)) > 1)
         for a, b in ranges
     )
 
 
-def best_layers(flop, values, num_layers, delta):
+def best_layers(flop, values, num_layers, delta, of_several_values):
     """Least worst bytes, then least squares and values, by enumeration; None if none."""
     best = None
     limit = Fraction(1 + delta) * sum(flop) / num_layers
@@ -75,7 +75,8 @@ def best_layers(flop, values, num_layers, delta):
         sums = [sum(flop[a:b]) for a, b in runs]
         if max(sums) <= limit:
             worst = max(received(values, a, b - 1) for a, b in runs)
-            key = (worst, unevenness(flop, values, [(a, b - 1) for a, b in runs]))
+            ranges = [(a, b - 1) for a, b in runs]
+            key = (worst, unevenness(flop, values, ranges, of_several_values))
             best = key if best is None or key < best else best
     return best
 
@@ -107,21 +108,27 @@ def test_crossing_bytes_are_what_the_rest_receives(given_chain):
     assert crossing.tolist() == [received(values, c, len(flop) - 1) for c in range(len(flop))]
 
 
-def cluster_operators(chain, num_layers, delta):
-    return cluster_table(CutTable.of(chain), num_layers, delta)
+def cluster_operators(chain, num_layers, delta, of_several_values=0.0):
+    return cluster_table(CutTable.of(chain), num_layers, delta, of_several_values)
 
 
 @settings(max_examples=400)
-@given(chains(), st.integers(1, 5), st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-def test_enumeration_finds_no_better_layers(given_chain, num_layers, delta):
+@given(
+    chains(),
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.25, 2.0]),
+)
+def test_enumeration_finds_no_better_layers(given_chain, num_layers, delta, weight):
     flop, values = given_chain
     chain = chain_of(flop, values)
-    best = best_layers(flop, values, num_layers, delta) if num_layers <= len(flop) else None
+    possible = num_layers <= len(flop)
+    best = best_layers(flop, values, num_layers, delta, weight) if possible else None
     if best is None:
         with pytest.raises(InfeasibleError, match=f"no {num_layers} layers"):
             cluster_operators(chain, num_layers, delta)
         return
-    layers = cluster_operators(chain, num_layers, delta)
+    layers = cluster_operators(chain, num_layers, delta, weight)
     assert layers.all_cuts_tried
     assert [a for a, _ in layers.ranges] == [0, *(b + 1 for _, b in layers.ranges[:-1])]
     assert layers.ranges[-1][1] == len(flop) - 1
@@ -132,7 +139,8 @@ def test_enumeration_finds_no_better_layers(given_chain, num_layers, delta):
     worst, least = best
     assert layers.worst_received_bytes == worst
     # Equal ones may differ by rounding.
-    assert float(unevenness(flop, values, layers.ranges)) == pytest.approx(float(least), rel=1e-9)
+    found = unevenness(flop, values, layers.ranges, weight)
+    assert float(found) == pytest.approx(float(least), rel=1e-9)
 
 
 def transformer(num_layers, light=3):

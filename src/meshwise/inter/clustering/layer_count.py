@@ -7,8 +7,7 @@ most layers have the same operators and FLOP.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,13 +20,15 @@ MOST_LAYERS = 64
 _DELTAS = (DELTA, 1.0, 2.0, 4.0, 8.0)
 # More kinds of layers than the fewest possible that count as few.
 _MORE_KINDS = 1
-# Cuts through blocks let so many times the bytes pass that cuts between them do, or so many times
-# the values.
-_MORE_BYTES, _MORE_VALUES = 4, 1.1
+# A cut through blocks lets so many times the bytes pass that cuts between them do.
+_MORE_BYTES = 4
 # What a kind of layers takes to plan beside its operators, in operators.
 _OF_A_KIND = 40
 # Less work than this part of what few kinds take makes up for more kinds.
 _LESS_WORK = 0.95
+# What a layer that receives several values counts, in squares of a mean layer, where blocks are to
+# stay whole.
+_OF_SEVERAL_VALUES = 0.25
 
 
 def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
@@ -36,7 +37,8 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     Looked at are numbers up to `most` whose layers all have heavy operators and do not cut through
     blocks.  Of those with few kinds of layers (by number of operators and FLOP) the largest wins.
     A still larger number wins if its kinds take clearly less to plan, as in convolutional networks,
-    where few kinds are long layers.
+    where few kinds are long layers.  Of layers of that number those that receive fewer values are
+    taken, so that residual blocks stay whole, unless they take more to plan.
 
     Args:
         chain: The operators.
@@ -59,7 +61,7 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         for k, layers in zip(kinds, found, strict=True)
         if k <= fewest + _MORE_KINDS and k < len(layers.ranges)
     ]
-    regular = _between_blocks(regular)
+    regular = [layers for layers in regular if not _cuts_blocks(layers, regular)]
     most_work = _LESS_WORK * planning_work(regular[-1])
     finer = [
         layers
@@ -67,8 +69,9 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         if len(layers.ranges) > len(regular[-1].ranges)
         and planning_work(layers) <= most_work
         and not has_bypass(chain, layers)
+        and not _cuts_blocks(layers, regular)
     ]
-    return _between_blocks([regular[-1], *finer])[-1]
+    return _with_whole_blocks(table, [regular[-1], *finer][-1])
 
 
 def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
@@ -101,10 +104,10 @@ def clustered(chain: OperatorChain, count: int) -> Layers | None:
     return _clustered(CutTable.of(chain), count)
 
 
-def _clustered(table: CutTable, count: int) -> Layers | None:
+def _clustered(table: CutTable, count: int, of_several_values: float = 0.0) -> Layers | None:
     for delta in _DELTAS:
         try:
-            return cluster_table(table, count, delta)
+            return cluster_table(table, count, delta, of_several_values)
         except InfeasibleError:
             continue
     return None
@@ -131,27 +134,24 @@ def has_bypass(chain: OperatorChain, layers: Layers) -> bool:
     return False
 
 
-def _between_blocks(found: Sequence[Layers]) -> list[Layers]:
-    """Those that receive not far more bytes than others, and of these not far more values."""
-    few_bytes = _not_far_above(found, lambda layers: layers.worst_received_bytes, _MORE_BYTES)
-    return _not_far_above(few_bytes, _values_a_cut, _MORE_VALUES)
+def _cuts_blocks(layers: Layers, others: Sequence[Layers]) -> bool:
+    """Whether layers receive far more than others, of which there are at least half as many."""
+    fewest = max(len(layers.ranges) / 2, 2)
+    received = [o.worst_received_bytes for o in others if len(o.ranges) >= fewest]
+    return bool(received) and layers.worst_received_bytes > _MORE_BYTES * min(received)
 
 
-def _not_far_above(
-    found: Sequence[Layers], received: Callable[[Layers], float], times: float
-) -> list[Layers]:
-    """Those that receive at most so many times what others do, at least half as many layers."""
-
-    def least(layers: Layers) -> float:
-        fewest = max(len(layers.ranges) / 2, 2)
-        counts = (received(other) for other in found if len(other.ranges) >= fewest)
-        return min(counts, default=math.inf)
-
-    return [layers for layers in found if received(layers) <= times * least(layers)]
-
-
-def _values_a_cut(layers: Layers) -> float:
-    return layers.num_received / max(len(layers.ranges) - 1, 1)
+def _with_whole_blocks(table: CutTable, layers: Layers) -> Layers:
+    """As many layers that receive fewer values; the same ones if those take more to plan."""
+    other = _clustered(table, len(layers.ranges), _OF_SEVERAL_VALUES)
+    assert other is not None  # the same cuts are allowed
+    is_better = (
+        other.num_received < layers.num_received
+        and planning_work(other) <= planning_work(layers)
+        and all_are_heavy(table.chain, other)
+        and (has_bypass(table.chain, layers) or not has_bypass(table.chain, other))
+    )
+    return other if is_better else layers
 
 
 def planning_work(layers: Layers) -> int:

@@ -7,8 +7,8 @@ Objective, in this order:
 
 1. least max_r C(b_{r-1}, b_r), the bytes that a layer receives from earlier operators
    (`received_bytes`, `_least_bottleneck`);
-2. least sum over r of (FLOP of r / mean FLOP)^2 + w (values that r receives - 1), the second part
-   only where it is positive (`_most_even`).  The first part is the variance of the FLOP.  The
+2. least sum over r of (FLOP of r / mean FLOP)^2, and w more for each layer that receives several
+   values (`_most_even`).  The first part orders layers as the variance of their FLOP does.  The
    second keeps residual blocks whole: a cut inside of one lets two values pass, and the search
    chooses the layout of one.
 
@@ -17,7 +17,7 @@ Subject to FLOP of a layer <= (1 + delta) FLOP_total / L (`_within_limit`).
 The answer is optimal over the candidate cuts: all cuts of a chain of up to `max_cuts` + 1
 operators, and else those of `candidate_cuts`.
 
-Source: Alpa eq. 6, where w is 0.
+Source: Alpa eq. 6, in which w is 0.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 # Alpa's scripts use 0.1 (3-D helper) and 0.5 (default).
 DELTA = 0.5
-# What each value beyond the first that a layer receives counts, in squares of a mean layer.  With
-# 0.125 to 0.5 Wide-ResNets are cut between blocks; the more it is, the less even others become.
-OF_A_VALUE = 0.25
 # Sums of FLOP in another order differ by far less.
 _ROUNDING = 1e-9
 _UNREACHED = np.iinfo(np.int64).max
@@ -70,13 +67,16 @@ class Layers:
     all_cuts_tried: bool
 
 
-def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Layers:
+def cluster_table(
+    table: CutTable, num_layers: int, delta: float = DELTA, of_several_values: float = 0.0
+) -> Layers:
     """Return the best layers that end at candidate boundaries.
 
     Args:
         table: The operators, with candidate boundaries.
         num_layers: L.
         delta: How much more FLOP than the average a layer may have, as a share.
+        of_several_values: w, in squares of a mean layer.
 
     Raises:
         InfeasibleError: no such layers; the text says why.
@@ -84,7 +84,8 @@ def cluster_table(table: CutTable, num_layers: int, delta: float = DELTA) -> Lay
     worst = _least_bottleneck(table, num_layers, delta)
     if worst is None:
         raise InfeasibleError(_why_not(table, num_layers, delta))
-    places = _most_even(table, num_layers, delta, worst)
+    allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
+    places = _most_even(table, allowed, num_layers, of_several_values)
     bounds = [int(table.boundaries[p]) for p in places]
     done = table.flop_before
     return Layers(
@@ -170,12 +171,13 @@ def _least_bottleneck(table: CutTable, num_layers: int, delta: float) -> int | N
     return None if least[-1] == _UNREACHED else int(least[-1])
 
 
-def _most_even(table: CutTable, num_layers: int, delta: float, worst: int) -> list[int]:
-    """Places of the boundaries of the best layers that receive at most `worst` bytes."""
-    allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
+def _most_even(
+    table: CutTable, allowed: Bools, num_layers: int, of_several_values: float
+) -> list[int]:
+    """Places of the boundaries of the best layers with allowed pairs of boundaries."""
     mean = max(float(table.flop_before[-1]), 1.0) / num_layers
+    each = (table.flop / mean) ** 2 + of_several_values * (table.num_received > 1)
     spans = _Spans.of(allowed)
-    each = (table.flop / mean) ** 2 + OF_A_VALUE * np.maximum(table.num_received - 1, 0)
     cost = each[spans.first, spans.last]
     least = np.full(len(table.boundaries), np.inf)
     least[0] = 0.0
