@@ -26,8 +26,7 @@ _MORE_BYTES = 4
 _OF_A_KIND = 40
 # Less work than this part of what few kinds take makes up for more kinds.
 _LESS_WORK = 0.95
-# What a layer that receives several values counts, in squares of a mean layer, where blocks are to
-# stay whole.
+# The penalty for a layer that receives several values, in squares of a mean layer.
 _OF_SEVERAL_VALUES = 0.25
 
 
@@ -37,8 +36,8 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     Looked at are numbers up to `most` whose layers all have heavy operators and do not cut through
     blocks.  Of those with few kinds of layers (by number of operators and FLOP) the largest wins.
     A still larger number wins if its kinds take clearly less to plan, as in convolutional networks,
-    where few kinds are long layers.  Of layers of that number those that receive fewer values are
-    taken, so that residual blocks stay whole, unless they take more to plan.
+    where few kinds are long layers.  Then the same number of layers may be cut between other
+    operators, where fewer values pass, so that residual blocks stay whole.
 
     Args:
         chain: The operators.
@@ -142,7 +141,7 @@ def _cuts_blocks(layers: Layers, others: Sequence[Layers]) -> bool:
 
 
 def _with_whole_blocks(table: CutTable, layers: Layers) -> Layers:
-    """As many layers that receive fewer values; the same ones if those take more to plan."""
+    """Return as many layers that receive fewer values, unless these take more to plan."""
     other = _clustered(table, len(layers.ranges), _OF_SEVERAL_VALUES)
     assert other is not None  # the same cuts are allowed
     is_better = (

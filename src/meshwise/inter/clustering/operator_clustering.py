@@ -76,7 +76,8 @@ def cluster_table(
         table: The operators, with candidate boundaries.
         num_layers: L.
         delta: How much more FLOP than the average a layer may have, as a share.
-        of_several_values: w, in squares of a mean layer.
+        of_several_values: w, the penalty for a layer that receives several values, in squares of a
+            mean layer.
 
     Raises:
         InfeasibleError: no such layers; the text says why.
