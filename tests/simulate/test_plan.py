@@ -106,6 +106,30 @@ def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() ->
     assert changed.timeline.step_time_s <= step_s(PLAN.stages, 0) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("name", ["1f1b-delayed", "eager-1f1b-delayed"])
+@pytest.mark.parametrize("num_bytes", [10**7, 4 * 10**7])
+def test_delays_of_many_microbatches_are_those_of_whole_steps(name: str, num_bytes: int) -> None:
+    # Only a few of 200 micro-batches are simulated to choose.
+    schedule, count = choices()[name], 200
+    late = WeightGradients(seconds=PLAN.stages[0].backward_s / 2, held_bytes=0, waiting=0)
+    stages = [dataclasses.replace(s, send_bytes=num_bytes, weights=late) for s in PLAN.stages]
+    slower = dataclasses.replace(stages[1], forward_s=1.1 * stages[1].forward_s)
+
+    def step_s(stages: Sequence[Stage], k: int) -> float:
+        table = make_schedule(
+            schedule.name, num_stages=4, num_microbatches=count, delays=spread_delays(k, 4)
+        )
+        return simulate_stages(stages, PLAN.cluster, table, hides_transfers=True).step_time_s
+
+    for some in (stages, [stages[0], slower, *stages[2:]]):
+        chosen = asked_delays(schedule, some, PLAN.cluster, count)[-1]
+        times = {k: step_s(some, k) for k in range(0, 13, 2)}
+        assert len(set(times.values())) > 1
+        free = step_s([dataclasses.replace(s, send_bytes=0) for s in some], 0)
+        assert times[chosen] <= max(free, min(times.values())) * (1 + 1e-6)
+        assert all(times[k] > times[chosen] for k in times if k < chosen)
+
+
 def test_delays_are_no_longer_than_fits() -> None:
     schedule = choices()["eager-1f1b-delayed"]
     late = WeightGradients(seconds=PLAN.stages[0].backward_s / 2, held_bytes=4 * GIB, waiting=0)

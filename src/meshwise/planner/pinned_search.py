@@ -57,6 +57,8 @@ class PipelineSearch:
         cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
+        looks_further: Whether plans that hold as little as they can are searched where nothing
+            else fits.
         simulated: What was simulated, to be added to.
     """
 
@@ -68,6 +70,7 @@ class PipelineSearch:
     plans: SharedPlans
     cutoff_s: float = math.inf
     seeks_remedies: Callable[[], bool] = always
+    looks_further: bool = True
     simulated: list[SimulatedPlan] = field(default_factory=list[SimulatedPlan])
 
 
@@ -105,7 +108,7 @@ def pinned_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Va
     assert wanted is not None
     source, costs = asked.plans.of(layouts_of(pins))
     try:
-        found, costs = _search(source, cluster, wanted, asked.report, costs, asked.cutoff_s)
+        found, costs = _search(asked, source, wanted, costs)
     except InfeasibleError as error:
         if not asked.seeks_remedies():
             raise
@@ -123,7 +126,7 @@ def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Var
     _, costs = asked.plans.of({})
     check_stages(cluster, options, len(layers.classes))
     try:
-        found, _ = _search(layers, cluster, options, asked.report, costs, asked.cutoff_s)
+        found, _ = _search(asked, layers, options, costs)
     except NothingFasterError:
         raise
     except InfeasibleError as error:
@@ -139,12 +142,7 @@ def _free_search(asked: PipelineSearch) -> tuple[NamedLayers, FoundPipeline, Var
 
 
 def _search(
-    source: NamedLayers,
-    cluster: ClusterSpec,
-    options: SearchOptions,
-    report: Callable[[str], object],
-    costs: VariantCosts,
-    below_s: float,
+    asked: PipelineSearch, source: NamedLayers, options: SearchOptions, costs: VariantCosts
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Search; where nothing fits, search once more among plans that hold as little as they can.
 
@@ -154,12 +152,15 @@ def _search(
         InfeasibleError: nothing fits; it says with how much memory something would, unless a
             schedule takes room that the search does not know of.
     """
+    cluster, report = asked.cluster, asked.report
     try:
         first = replace(options, every_group=False)
-        return search(source, cluster, first, report, costs, below_s=below_s)
+        return search(source, cluster, first, report, costs, below_s=asked.cutoff_s)
     except NothingFasterError:
         raise
     except InfeasibleError:
+        if not asked.looks_further:
+            raise
         report("nothing fits so: looking at plans that hold as little as they can")
     least: LeastMemory | None = None
     if not any(schedule.splits_backward for schedule in options.schedules):

@@ -10,6 +10,7 @@ from typing import TypeVar
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.search.remedies import least_memory_counts
+from meshwise.inter.search.search import HOPELESS
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.intra.limit.refusal import NoSuchPlanError
@@ -24,10 +25,6 @@ from meshwise.units import bytes_text
 _Found = TypeVar("_Found")
 # Of the memory, left free at most: beyond it others are better.
 _MOST_RESERVED = 0.5
-# A pipeline without room may take at most so many times what is to be beaten, by the formula or
-# simulated; else there is no search with less memory. Such a search hardly ever finds a faster one,
-# but that is not proved.
-_HOPELESS = 1.02
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
 
@@ -125,7 +122,8 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
         try:
             return planned_together(replace(asked, options=options, seeks_remedies=seeks_remedies))
         except UnsearchedMemoryError as error:
-            if error.least_s <= _HOPELESS * asked.cutoff_s:
+            # Else a search with less memory hardly ever finds a faster one; that is not proved.
+            if error.least_s <= HOPELESS * asked.cutoff_s:
                 raise
             asked.report(f"{error}; not again, since others are faster")
             return None

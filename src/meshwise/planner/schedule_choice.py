@@ -12,6 +12,7 @@ from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.second_process import second_process_of
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.plan.plan import Plan
 from meshwise.planner.one_search import found_one, simulated
 from meshwise.planner.pinned_search import PipelineSearch, always, never
 from meshwise.planner.planned_pipeline import PlannedPipeline
@@ -80,29 +81,35 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
     if len(groups) == 1 or any(pin.schedule for pin in asked.pins):
         return _with_simulated(found_one(with_room(asked)), asked)
     best: PlannedPipeline | None = None
-    # By whether each mesh has one stage.
+    # Whose errors are told, by whether each mesh has one stage: what holds least comes first.
+    tells = {g[0].chunks == 1: g for g in sorted(groups, key=_delays)[::-1]}
     failed: dict[bool, MeshwiseError] = {}
     least_fails = False
-    for group in groups:
+    while groups:
+        group = groups.pop(0)
         names = _names(group)
         is_plain = group[0].chunks == 1
         if is_plain and least_fails:
             report(f"{names}: passed over, since 1f1b holds no more and does not fit")
             continue
         report(names)
-        # Of equals the first is taken.
-        cutoff_s = math.inf if best is None else best.plan.step_time_s * (1 - _SAME)
+        cutoff_s = math.inf if best is None else _less_than(best.plan, group)
+        is_telling = group is tells[is_plain]
         some = replace(
             asked,
             options=replace(options, schedules=group),
             cutoff_s=cutoff_s,
-            seeks_remedies=never if best or is_plain in failed else asked.seeks_remedies,
+            seeks_remedies=asked.seeks_remedies if best is None and is_telling else never,
+            looks_further=is_telling or not _delays(group),
         )
         try:
             found = with_room(some)
         except (InfeasibleError, PlanError) as error:
             report(f"{names}: {str(error).removeprefix(f'{names}: ')}")
-            failed.setdefault(is_plain, error)
+            if is_telling:
+                failed[is_plain] = error
+            # Without delays less is held, so that the rest may be passed over.
+            groups.sort(key=lambda g: (g[0].chunks > 1, _delays(g)))
             least_fails |= ONE_F_ONE_B in group and isinstance(error, InfeasibleError)
             continue
         if found is not None and found.plan.step_time_s < cutoff_s:
@@ -115,6 +122,19 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
         "simulation was taken"
     )
     return _with_simulated(replace(best, plan=replace(best.plan, space=space)), asked)
+
+
+def _delays(schedules: Sequence[PipelineSchedule]) -> bool:
+    return schedules[0].delays_weights
+
+
+def _less_than(plan: Plan, schedules: Sequence[PipelineSchedule]) -> float:
+    """Return the seconds of a step below which a plan under other schedules is preferred.
+
+    Of equals the first is taken, but one without delays is preferred to one with them.
+    """
+    is_simpler = bool(plan.delays) and not _delays(schedules)
+    return plan.step_time_s * (1 + _SAME if is_simpler else 1 - _SAME)
 
 
 def _names(schedules: Sequence[PipelineSchedule]) -> str:

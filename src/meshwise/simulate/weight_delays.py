@@ -17,6 +17,9 @@ from meshwise.simulate.stage_run import simulate_stages
 _SAME = 1e-9
 # Longer delays to try without a gain: with dozens of stages each try is seconds of simulation.
 _PATIENCE = 6
+# Of many micro-batches so many a stage are simulated, and twice as many, to choose a delay: what
+# more of them take follows from the two.
+_FEW = 4
 
 
 def asked_delays(
@@ -26,8 +29,9 @@ def asked_delays(
 
     Delays grow from 0 on the first stage.  They are the least with which a simulated step takes no
     longer than one without delays whose transfers take no time; where none does, the least of
-    those with which it is shortest.  Delays that do not fit into memory are not tried, and no more
-    are tried after `_PATIENCE` in a row without a gain.
+    those with which it is shortest.  Of many micro-batches a few are simulated for that, since all
+    but the first and the last ones take equally long.  Delays that do not fit into memory are not
+    tried, and no more are tried after `_PATIENCE` in a row without a gain.
 
     Args:
         schedule: The schedule that is asked for; one that does not delay weights gives no delays.
@@ -40,23 +44,29 @@ def asked_delays(
     if not schedule.delays_weights:
         return ()
 
-    whole = schedule.table(len(stages), count, len(stages))
-
-    def delayed(k: int) -> Schedule:
+    def delayed(k: int, microbatches: int) -> Schedule:
+        whole = schedule.table(len(stages), microbatches, len(stages))
         return with_delays(whole, spread_delays(k, len(stages)))
 
-    def step_s(table: Schedule, stages: Sequence[Stage]) -> float:
+    def step_s(k: int, stages: Sequence[Stage]) -> float:
         hides = schedule.hides_transfers
-        return simulate_stages(stages, cluster, table, hides_transfers=hides).step_time_s
 
-    at_once = delayed(0)
-    enough = step_s(at_once, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
-    best, least = 0, step_s(at_once, stages)
+        def seconds(microbatches: int) -> float:
+            table = delayed(k, microbatches)
+            return simulate_stages(stages, cluster, table, hides_transfers=hides).step_time_s
+
+        few = _FEW * len(stages)
+        if count <= 2 * few:
+            return seconds(count)
+        least, more = seconds(few), seconds(2 * few)
+        return more + (more - least) * (count - 2 * few) / few
+
+    enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
+    best, least = 0, step_s(0, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
-        table = delayed(k)
-        if least <= enough or k > best + 2 * _PATIENCE or not fits(stages, table):
+        if least <= enough or k > best + 2 * _PATIENCE or not fits(stages, delayed(k, count)):
             break
-        now = step_s(table, stages)
+        now = step_s(k, stages)
         if now < least * (1 - _SAME):
             best, least = k, now
     return tuple(spread_delays(best, len(stages)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -105,6 +106,13 @@ class Formulas(VariantCosts):
             loop_s=0.9 * runs.loop_s,
             resident_bytes=runs.resident_bytes,
         )
+
+    def layer(self, key):
+        """What a closer look finds: nearer to the truth than bounds."""
+        c, way, count = key
+        runs = self.runs(way, count)
+        seconds = 0.97 * (runs.loop_s[c, c] + runs.once_s[c, c])
+        return SimpleNamespace(proved_s=np.array([[seconds]]), is_exact=np.array([[True]]))
 
 
 OPTIONS = SearchOptions(

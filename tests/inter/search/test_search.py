@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,21 +16,27 @@ import meshwise as mw
 from inter.search.test_mixed_clusters import OPTIONS, Blocks, Formulas
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant import LayerKey, Variant
+from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import submeshes_of, variants_of
-from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
+from meshwise.inter.stages.objective import step_time
+from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.intra.options import IntraOptions
+from meshwise.kernels.arrays import Floats
 from meshwise.plan.stage import Remat
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import named
 from meshwise.units import GIB
 
 COUNTS = (8, 16, 32, 64)
 CLUSTER = mw.Cluster.virtual("2x dgx-a100")
+SLOW_NETWORK = mw.Cluster.virtual("2x p3.16xlarge")
 SCHEDULES = (ONE_F_ONE_B, EAGER, GPIPE)
 
 
@@ -126,3 +134,116 @@ def test_plans_at_a_price_stay_when_more_is_planned_at_the_lowest() -> None:
     planned = {name: array[at] for name, array in table.costs().columns().items()}
     assert table.plan([replace(run, variant=0)], 16, 0.0)
     assert {name: array[at] for name, array in table.costs().columns().items()} == planned
+
+
+class FarBounds(Formulas):
+    """Bounds on several hosts are far off; a closer look finds more, or nothing."""
+
+    def __init__(self, *, finds: bool) -> None:
+        super().__init__(Blocks(), IntraOptions())
+        self.finds = finds
+        self.planned: set[LogicalMesh] = set()
+
+    def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds:
+        found = super().bounds(mesh, remat, num_microbatches)
+        return replace(found, loop_s=0.5 * found.loop_s if mesh.num_devices > 8 else found.loop_s)
+
+    def layer(self, key: LayerKey) -> Any:
+        found = super().layer(key)
+        if not self.finds:
+            found.proved_s *= 0
+        return found
+
+    def runs(self, variant: Variant, num_microbatches: int, wanted: object = None) -> RunCosts:
+        if wanted is not None:
+            self.planned.add(variant.mesh)
+        return super().runs(variant, num_microbatches)
+
+
+def test_layers_on_several_hosts_are_looked_at_before_they_are_planned() -> None:
+    def found(*, finds: bool) -> tuple[float, int]:
+        costs = FarBounds(finds=finds)
+        best, _ = search(Blocks(), SLOW_NETWORK, OPTIONS, costs=costs)
+        return best.plan.total_s, sum(mesh.num_devices > 8 for mesh in costs.planned)
+
+    (total_s, num_planned), (rough_s, num_rough) = found(finds=True), found(finds=False)
+    assert total_s == rough_s
+    assert num_planned < num_rough
+
+
+class Bounded(Formulas):
+    """Six layers, of which nothing but bounds of their seconds is known."""
+
+    def __init__(self, loop_s: dict[LogicalMesh, Floats]) -> None:
+        super().__init__(Blocks(classes=(0, 1, 1, 1, 1, 5)), IntraOptions())
+        self.loop_s = loop_s
+
+    def bounds(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> RunBounds:
+        loop_s = self.loop_s[mesh]
+        return RunBounds(loop_s=loop_s, resident_bytes=np.zeros_like(loop_s))
+
+    def alone(self, mesh: LogicalMesh, remat: Remat, num_microbatches: int) -> None:
+        return None
+
+
+def _random_costs(rng: np.random.Generator, count: int, submeshes: Any) -> StageCosts:
+    """Stages of six layers: seconds of a micro-batch, and of what is done once a step."""
+    shape = (6, 6, len(submeshes), 1)
+    exists = np.triu(np.ones((6, 6), np.bool_))[:, :, None, None]
+    nothing = np.where(exists, np.zeros(shape), np.inf)
+    return StageCosts(
+        submeshes=tuple(submeshes),
+        microbatch_s=np.where(exists, rng.uniform(0.1, 1.0, shape), np.inf),
+        once_s=np.where(exists, count * rng.choice([0.0, 0.1, 2.0], shape), np.inf),
+        resident_bytes=nothing,
+        microbatch_bytes=nothing,
+        temporary_bytes=nothing,
+    )
+
+
+@pytest.mark.parametrize("schedule", [ONE_F_ONE_B, EAGER, *named("interleaved-1f1b")])
+@pytest.mark.parametrize("count", [1, 2, 5, 32])
+def test_raised_bounds_are_below_every_step(count: int, schedule: PipelineSchedule) -> None:
+    kinds, submeshes = submeshes_of(CLUSTER, every=False, memory_bytes=80 * GIB)
+    ways = [variants_of(kind, replace(OPTIONS, prices=(0.0,)), 1.0)[:1] for kind in kinds]
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        true = _random_costs(rng, count, submeshes)
+        bounds_s = true.microbatch_s * rng.uniform(0.2, 1.0, true.microbatch_s.shape)
+        loop_s = {way.mesh: count * bounds_s[:, :, m, 0] for m, (way,) in enumerate(ways)}
+        costs = Bounded(loop_s)
+        table = LazyTable(costs, submeshes, ways, count, bounds_of=count, report=lambda _: None)
+        least_s = count * true.microbatch_s + true.once_s
+        for number, (way,) in enumerate(ways):
+            any_stage = StageSpan(
+                first_layer=0, last_layer=5, submesh=number, variant=0, first_device=0
+            )
+            # What is known of a mesh serves all submeshes with it, so the least of them.
+            alike = [m for m, (other,) in enumerate(ways) if other == way]
+            known_s = least_s[:, :, alike, 0].min(axis=2)
+            for share in (0.5, 1.0, 1.0):
+                table.raise_bounds(way, share * known_s, any_stage)
+        raised = table.costs()
+        assert (raised.microbatch_s >= bounds_s).all()
+        assert (table.least_s() <= least_s * (1 + 1e-12)).all()
+        for _ in range(20):
+            cuts = np.flatnonzero(rng.integers(0, 2, 5)) + 1
+            ends = itertools.pairwise([0, *cuts.tolist(), 6])
+            stages = [
+                StageSpan(
+                    first_layer=i,
+                    last_layer=j - 1,
+                    submesh=int(rng.integers(len(kinds))),
+                    variant=0,
+                    first_device=0,
+                )
+                for i, j in ends
+            ]
+
+            def total_s(costs: StageCosts, stages: list[StageSpan] = stages) -> float:
+                problem = StageProblem(
+                    costs=costs, num_devices=99, num_microbatches=count, schedule=schedule
+                )
+                return step_time(problem, stages).total_s
+
+            assert total_s(raised) <= total_s(true) * (1 + 1e-9)

@@ -82,6 +82,10 @@ class LazyTable:
         # Of which way to rematerialise bounds are taken.
         self._base: dict[tuple[int, int], Remat] = {}
         self._is_planned = np.zeros(shape, np.bool_)
+        # Bounds of seconds before `raise_bounds`.
+        self._bounds_s: dict[tuple[int, int], Floats] = {}
+        # Seconds of a step that runs take at least, of layers that were looked at closely.
+        self._least_s: dict[tuple[LogicalMesh, Remat], Floats] = {}
         places: list[tuple[int, int, BoundsKey]] = []
         for m, ways in enumerate(variants):
             first: dict[tuple[LogicalMesh, Remat], int] = {}
@@ -143,6 +147,61 @@ class LazyTable:
                 columns[name] = np.fmax(columns[name], np.where(np.isfinite(share), share, 0.0))
         for name in _NAMES:
             self._arrays[name][at] = np.where(exists, columns[name], np.inf)
+        self._bounds_s[m, v] = self._arrays["microbatch_s"][at].copy()
+        self._raise(m, v)
+
+    def raise_bounds(self, way: Variant, least_s: Floats, stage: StageSpan) -> bool:
+        """Raise bounds of runs under all variants with one mesh and rematerialisation.
+
+        Args:
+            way: One of the variants.
+            least_s: For (first layer, last layer) the seconds that a step takes at least for them,
+                what is done once included.
+            stage: A run under this variant.
+
+        Returns:
+            Whether the bound of that stage is higher than before.
+        """
+        before = float(self._arrays["microbatch_s"][stage.place])
+        kind = way.mesh, way.remat
+        self._least_s[kind] = np.fmax(least_s, self._least_s.get(kind, 0.0))
+        for m, ways in enumerate(self._variants):
+            for v, other in enumerate(ways):
+                if (other.mesh, other.remat) == kind:
+                    self._raise(m, v)
+        self._copied = None
+        self.num_changes += 1
+        return float(self._arrays["microbatch_s"][stage.place]) > before
+
+    def least_s(self) -> Floats:
+        """Return the seconds of a step that each run takes at least, as far as is known now."""
+        costs = self.costs()
+        found = self._count * costs.microbatch_s + costs.once_s
+        for m, ways in enumerate(self._variants):
+            for v, way in enumerate(ways):
+                looked = self._least_s.get((way.mesh, way.remat))
+                if looked is not None:
+                    found[:, :, m, v] = np.fmax(found[:, :, m, v], looked)
+        return found
+
+    def _raise(self, m: int, v: int) -> None:
+        """Raise bounds of runs that are not planned to what is known of single layers.
+
+        What is known is of a whole step, and a part of it may be done once.  The formula counts
+        what is added to a micro-batch once for each of n stages, and B - 1 times more for the
+        slowest one.  So a (B + n - 1)-th is added, for the largest possible n: then the formula
+        never says more than for the true costs.
+        """
+        way = self._variants[m][v]
+        least_s = self._least_s.get((way.mesh, way.remat))
+        if least_s is None or (m, v) not in self._bounds_s:
+            return
+        bounds_s, now_s = self._bounds_s[m, v], self._arrays["microbatch_s"][:, :, m, v]
+        is_bound = np.isfinite(bounds_s) & ~self._is_planned[:, :, m, v]
+        first, last = np.nonzero(is_bound)
+        most_stages = len(now_s) - (last - first)
+        more_s = np.fmax(least_s[is_bound] - self._count * bounds_s[is_bound], 0.0)
+        now_s[is_bound] = bounds_s[is_bound] + more_s / (self._count + most_stages - 1)
 
     def _alone(self, way: Variant, remat: Remat, count: int) -> RunCosts | None:
         """What one device of a mesh needs at least, from a number of micro-batches that divides B.

@@ -52,6 +52,10 @@ Rule = Callable[[StageProblem], StagePlan]
 
 # Stages of steps that take so much more than the best known bound are planned only when asked for.
 _SLACK = 1.1
+# Bounds on several hosts are raised until steps take so much more than the best known bound.
+_RAISED = 1.5
+# The bottleneck alone may take so many times what is to be beaten, or a step is left out.
+HOPELESS = 1.02
 # Between two prices steps take less than on the line between them: so much above, look.
 _NEAR = 1.01
 
@@ -105,7 +109,7 @@ def search(
         rule: Chooses the stages in place of the stage construction; it must take the cheapest of
             what it allows, since costs are bounds until they are used.
         below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
-            are left out.
+            are left out, and so are steps that promise far more by the formula.
 
     Raises:
         NothingFasterError: nothing is left of what fits, and there is a step to be beaten.
@@ -176,7 +180,7 @@ class _Search:
         tried: As `Found.tried`.
         refused: Why the step does not separate, where it does not.
         closer: Looks at single layers.
-        looked: Seconds that runs of layers take at least, where they were looked at.
+        looked: Where layers were looked at closely, for steps of how many seconds at most.
     """
 
     cluster: ClusterSpec
@@ -193,7 +197,7 @@ class _Search:
     tried: dict[int, float] = field(default_factory=dict[int, float])
     refused: TraceError | None = None
     closer: CloserLook = field(init=False)
-    looked: dict[BoundsKey, Floats] = field(default_factory=dict[BoundsKey, Floats])
+    looked: dict[BoundsKey, float] = field(default_factory=dict[BoundsKey, float])
 
     def __post_init__(self) -> None:
         self.kinds, self.submeshes = asked_submeshes(self.cluster, self.options)
@@ -288,7 +292,7 @@ class _Search:
             total_s, number, best = heapq.heappop(waiting)
             if not self._separates(best.known):
                 continue
-            if self._excludes(best):
+            if self._looks_closely(best):
                 add(number, best.known, best.schedule)
                 continue
             table = best.known.table
@@ -306,26 +310,29 @@ class _Search:
             return best
         return None
 
-    def _excludes(self, candidate: _Candidate) -> bool:
-        """Look at layers on several hosts, whose bounds are far off; whether stages fall away.
+    def _looks_closely(self, candidate: _Candidate) -> bool:
+        """Look at layers on several hosts, whose bounds are far off; whether a bound rises.
 
-        Only where a step is to be beaten: all layers need not be planned there then.
+        All layers need not be planned there then: few of the stages that bounds promise stay.
         """
-        known, some = candidate.known, False
-        if math.isinf(self.below_s) or self.costs.times is not None:
+        if self.costs.times is not None:
             return False
-        for stage in candidate.plan.stages:
+        known, stages = candidate.known, candidate.plan.stages
+        enough_s = min(self.below_s, _RAISED * candidate.plan.total_s)
+        rises = False
+        for stage in stages:
             way = self.variants[stage.submesh][stage.variant]
             key = BoundsKey(way.mesh, way.remat, known.count)
-            if self.kinds[stage.submesh].num_hosts == 1 or key in self.looked:
+            looked_s = self.looked.get(key, 0.0)
+            if self.kinds[stage.submesh].num_hosts == 1 or _SLACK * looked_s >= enough_s:
                 continue
+            self.looked[key] = enough_s
             base = "none" if "none" in self.options.remats else way.remat
             rough = BoundsKey(way.mesh, base, known.bounded)
             run = slice(stage.first_layer, stage.last_layer + 1)
-            each = self.closer.layers_s(key, rough, run, self.below_s)
-            self.looked[key] = _run_sums(each)
-            some |= bool(self.looked[key][stage.first_layer, stage.last_layer] >= self.below_s)
-        return some
+            each = self.closer.layers_s(key, rough, run, enough_s)
+            rises |= known.table.raise_bounds(way, _run_sums(each), stage)
+        return rises
 
     def _known(self, count: int, bounded: int) -> _Known | None:
         """Bounds for a number of micro-batches; None if the step does not separate."""
@@ -375,13 +382,8 @@ class _Search:
     def _problem(self, known: _Known, schedule: PipelineSchedule) -> StageProblem:
         costs = masked(known.table.costs(), self.options.pins, self.kinds, self.variants)
         if math.isfinite(self.below_s):
-            work_s = known.count * costs.microbatch_s + costs.once_s
-            for m, ways in enumerate(self.variants):
-                for v, way in enumerate(ways):
-                    looked = self.looked.get(BoundsKey(way.mesh, way.remat, known.count))
-                    if looked is not None:
-                        work_s[:, :, m, v] = np.fmax(work_s[:, :, m, v], looked)
-            fast = np.where(work_s < self.below_s, costs.microbatch_s, np.inf)
+            is_fast = known.table.least_s() < self.below_s
+            fast = np.where(is_fast, costs.microbatch_s, np.inf)
             costs = replace(costs, microbatch_s=fast)
         return stage_problem(
             costs, self.cluster, self.options, known.count, schedule, known.transfers
@@ -399,7 +401,7 @@ class _Search:
                 plan = self.rule(problem)
             except InfeasibleError:
                 return None
-        if plan is None or plan.total_s >= cutoff:
+        if plan is None or plan.total_s >= cutoff or self._is_hopeless(plan, known.count):
             return None
         return _Candidate(
             known=known,
@@ -408,6 +410,16 @@ class _Search:
             problem=problem,
             plan=plan,
         )
+
+    def _is_hopeless(self, plan: StagePlan, count: int) -> bool:
+        """Whether the best stages by the formula are far from what is to be beaten.
+
+        A simulated step may take less than the formula says, since some of the fill hides.  But
+        the slowest of n stages alone takes at least B / (B + n - 1) of that time, transfers
+        apart.  That no stages which the formula puts behind these are faster is not proved.
+        """
+        stages = len(plan.stages)
+        return plan.total_s * count / (count + stages - 1) >= HOPELESS * self.below_s
 
     def _nothing(self) -> InfeasibleError | TraceError:
         """Why there is no pipeline."""

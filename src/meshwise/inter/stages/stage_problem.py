@@ -63,7 +63,9 @@ class StageCosts:
         for name, array in self.columns().items():
             if array.shape != shape:
                 raise ValueError(f"`{name}` has shape {array.shape}, `microbatch_s` {shape}")
-            if np.isnan(array).any() or ((array < 0) & exists).any():
+            # One pass is enough for most; NaN is not >= 0.
+            is_sure = bool(array.min(initial=0.0) >= 0)
+            if not is_sure and (np.isnan(array).any() or ((array < 0) & exists).any()):
                 raise ValueError(f"`{name}` holds values that are no numbers or below 0")
 
     @property
