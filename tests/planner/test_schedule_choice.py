@@ -103,8 +103,9 @@ def test_gradients_of_weights_apart_are_passed_over_where_1f1b_does_not_fit() ->
     passed = [t for t in told if "passed over" in t]
     assert [t.split()[1] for t in passed] == [
         "eager-1f1b:",
-        "zero-bubble-h1:",
+        "1f1b-delayed:",
         "eager-1f1b-delayed:",
+        "zero-bubble-h1:",
     ]
 
 

@@ -29,6 +29,8 @@ from meshwise.simulate.simulated_plan import SimulatedPlan
 from meshwise.trace.layers.layering import Layering
 from meshwise.units import counted
 
+# Of what is to be beaten; what takes longer by the formula hardly ever becomes faster.
+HOPELESS = 1.02
 # If the least memory that was found is more than there is by less than this factor, it is searched.
 _NEARLY = 1.1
 
@@ -55,6 +57,7 @@ class PipelineSearch:
         pins: What is fixed; if any, also the numbers of stages and of micro-batches.
         plans: Those of other searches, to be added to.
         cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
+        far_s: Seconds by the formula from which on a step is far from that.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
         looks_further: Whether plans that hold as little as they can are searched where nothing
@@ -69,6 +72,7 @@ class PipelineSearch:
     pins: Sequence[PipelinePin]
     plans: SharedPlans
     cutoff_s: float = math.inf
+    far_s: float = math.inf
     seeks_remedies: Callable[[], bool] = always
     looks_further: bool = True
     simulated: list[SimulatedPlan] = field(default_factory=list[SimulatedPlan])
@@ -155,7 +159,9 @@ def _search(
     cluster, report = asked.cluster, asked.report
     try:
         first = replace(options, every_group=False)
-        return search(source, cluster, first, report, costs, below_s=asked.cutoff_s)
+        return search(
+            source, cluster, first, report, costs, below_s=asked.cutoff_s, far_s=asked.far_s
+        )
     except NothingFasterError:
         raise
     except InfeasibleError:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError
 from meshwise.inter.search.least_memory import least_memory, no_pipeline_fits
 from meshwise.inter.search.remedies import least_memory_counts
-from meshwise.inter.search.search import HOPELESS
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError, UnsearchedMemoryError
 from meshwise.intra.limit.refusal import NoSuchPlanError
@@ -18,7 +17,7 @@ from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.one_search import LEAST_RESERVED, found_one, planned_together
-from meshwise.planner.pinned_search import PipelineSearch, never
+from meshwise.planner.pinned_search import HOPELESS, PipelineSearch, never
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.units import bytes_text
 

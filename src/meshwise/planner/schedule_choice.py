@@ -13,8 +13,8 @@ from meshwise.inter.cost_table.second_process import second_process_of
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.plan.plan import Plan
-from meshwise.planner.one_search import found_one, simulated
-from meshwise.planner.pinned_search import PipelineSearch, always, never
+from meshwise.planner.one_search import found_one, planned_together, simulated
+from meshwise.planner.pinned_search import HOPELESS, PipelineSearch, always, never
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.room import with_room
 from meshwise.planner.shared_plans import SharedPlans
@@ -80,13 +80,11 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
     groups = searched_together(options.schedules)
     if len(groups) == 1 or any(pin.schedule for pin in asked.pins):
         return _with_simulated(found_one(with_room(asked)), asked)
-    best: PlannedPipeline | None = None
-    # Whose errors are told, by whether each mesh has one stage: what holds least comes first.
-    tells = {g[0].chunks == 1: g for g in sorted(groups, key=_delays)[::-1]}
+    best = _promising(asked, groups)
+    # By whether each mesh has one stage.
     failed: dict[bool, MeshwiseError] = {}
     least_fails = False
-    while groups:
-        group = groups.pop(0)
+    for group in groups:
         names = _names(group)
         is_plain = group[0].chunks == 1
         if is_plain and least_fails:
@@ -94,22 +92,18 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
             continue
         report(names)
         cutoff_s = math.inf if best is None else _less_than(best.plan, group)
-        is_telling = group is tells[is_plain]
         some = replace(
             asked,
             options=replace(options, schedules=group),
             cutoff_s=cutoff_s,
-            seeks_remedies=asked.seeks_remedies if best is None and is_telling else never,
-            looks_further=is_telling or not _delays(group),
+            far_s=math.inf if best is None else HOPELESS * _most_s(best.plan),
+            seeks_remedies=never if best or is_plain in failed else asked.seeks_remedies,
         )
         try:
             found = with_room(some)
         except (InfeasibleError, PlanError) as error:
             report(f"{names}: {str(error).removeprefix(f'{names}: ')}")
-            if is_telling:
-                failed[is_plain] = error
-            # Without delays less is held, so that the rest may be passed over.
-            groups.sort(key=lambda g: (g[0].chunks > 1, _delays(g)))
+            failed.setdefault(is_plain, error)
             least_fails |= ONE_F_ONE_B in group and isinstance(error, InfeasibleError)
             continue
         if found is not None and found.plan.step_time_s < cutoff_s:
@@ -124,16 +118,47 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
     return _with_simulated(replace(best, plan=replace(best.plan, space=space)), asked)
 
 
-def _delays(schedules: Sequence[PipelineSchedule]) -> bool:
-    return schedules[0].delays_weights
+def _promising(
+    asked: PipelineSearch, groups: list[tuple[PipelineSchedule, ...]]
+) -> PlannedPipeline | None:
+    """Search 1F1B with delays, the fastest most often, before others, which then have more to beat.
+
+    Where memory is tight or one stage is the best, the step that is to be beaten would keep the
+    search for 1F1B from a faster one; then nothing is taken, and nothing is lost but time.
+
+    Args:
+        asked: What is searched.
+        groups: Schedules that are searched together; what is done is taken out.
+    """
+    group = next((g for g in groups if g[0].delays_weights and g[0].name == ONE_F_ONE_B.name), None)
+    if group is None:
+        return None
+    asked.report(_names(group))
+    options = replace(asked.options, schedules=group)
+    some = replace(asked, options=options, seeks_remedies=never, looks_further=False, simulated=[])
+    try:
+        found = planned_together(some)
+    except (InfeasibleError, PlanError):
+        found = None
+    if found is None or len(found.plan.stages) == 1:
+        asked.report(f"{_names(group)}: again after the others")
+        return None
+    groups.remove(group)
+    asked.simulated.extend(some.simulated)
+    return found
+
+
+def _most_s(plan: Plan) -> float:
+    """Return the seconds of a step, the more of what formula and simulation say."""
+    return max(plan.formula_s, plan.step_time_s)
 
 
 def _less_than(plan: Plan, schedules: Sequence[PipelineSchedule]) -> float:
     """Return the seconds of a step below which a plan under other schedules is preferred.
 
-    Of equals the first is taken, but one without delays is preferred to one with them.
+    Of equals the first is taken, but one without gradients of weights apart before one with delays.
     """
-    is_simpler = bool(plan.delays) and not _delays(schedules)
+    is_simpler = bool(plan.delays) and not schedules[0].splits_backward
     return plan.step_time_s * (1 + _SAME if is_simpler else 1 - _SAME)
 
 

@@ -78,9 +78,8 @@ def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[Pipel
     """Return schedules in groups that one search can choose from.
 
     The search knows nothing of gradients of weights apart, which take time and memory of their own,
-    nor of several stages on a mesh: such schedules stand alone.  Those with delays come first:
-    they are the fastest most often, and the others have to beat them.  Those of several stages a
-    mesh come last.
+    nor of several stages on a mesh: such schedules stand alone, those of several stages last, and
+    first those with delays, which are the fastest most often: what follows has more to beat.
     Those that hide transfers and those that do not are searched apart: where transfers take longer
     than computation, what is predicted of the first is too low (`inter.stages.objective`), and only
     simulated steps can be compared.
@@ -89,11 +88,10 @@ def searched_together(schedules: Sequence[PipelineSchedule]) -> list[tuple[Pipel
         schedules: The schedules to choose from.
     """
     apart = [s for s in schedules if s.chunks > 1 or s.splits_backward]
-    delayed = [s for s in apart if s.delays_weights]
     plain = [s for s in schedules if s not in apart]
     together = (tuple(s for s in plain if s.hides_transfers == hides) for hides in (False, True))
-    rest = sorted((s for s in apart if not s.delays_weights), key=lambda s: s.chunks)
-    return [*((s,) for s in delayed), *filter(None, together), *((s,) for s in rest)]
+    apart.sort(key=lambda s: (s.chunks, not s.delays_weights))
+    return [*filter(None, together), *((s,) for s in apart)]
 
 
 def make_schedule(

@@ -19,7 +19,7 @@ _SAME = 1e-9
 _PATIENCE = 6
 # Of many micro-batches so many a stage are simulated, and twice as many, to choose a delay: what
 # more of them take follows from the two.
-_FEW = 4
+_FEW = 8
 
 
 def asked_delays(

@@ -111,9 +111,7 @@ class _Chosen:
         )
         stages = with_passing(stages, cluster, neighbours, self.transfers)
         arrivals = arrival_works(neighbours)
-        # One stage sends nothing: no gradient of weights is delayed for that.
-        delays_weights = schedule.delays_weights and len(stages) > 1
-        splits_backward = table.splits_backward or delays_weights
+        splits_backward = table.splits_backward or schedule.delays_weights
         finish = self._with_weights_apart if splits_backward else self._with_extra
         stages = tuple(
             _with_seconds(finish(index, stage, arrivals), arrivals)
@@ -123,7 +121,7 @@ class _Chosen:
             stages = at_most_held(stages, table)
         # Delays may take what is left, not what values that wait need.
         stages = self._with_waiting(stages, neighbours, table)
-        delays = asked_delays(schedule, stages, cluster, count) if delays_weights else ()
+        delays = asked_delays(schedule, stages, cluster, count)
         if delays:
             table = with_delays(table, delays)
         if table.splits_backward:

@@ -54,8 +54,8 @@ Rule = Callable[[StageProblem], StagePlan]
 _SLACK = 1.1
 # Bounds on several hosts are raised until steps take so much more than the best known bound.
 _RAISED = 1.5
-# The bottleneck alone may take so many times what is to be beaten, or a step is left out.
-HOPELESS = 1.02
+# Of a step, the share of the fill up to which it is left out so: else fewer micro-batches may win.
+_SMALL_FILL = 0.1
 # Between two prices steps take less than on the line between them: so much above, look.
 _NEAR = 1.01
 
@@ -97,6 +97,7 @@ def search(
     costs: VariantCosts | None = None,
     rule: Rule | None = None,
     below_s: float = math.inf,
+    far_s: float = math.inf,
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Find the fastest pipeline.
 
@@ -109,7 +110,8 @@ def search(
         rule: Chooses the stages in place of the stage construction; it must take the cheapest of
             what it allows, since costs are bounds until they are used.
         below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
-            are left out, and so are steps that promise far more by the formula.
+            are left out.
+        far_s: Seconds by the formula from which on a step is far from what is to be beaten.
 
     Raises:
         NothingFasterError: nothing is left of what fits, and there is a step to be beaten.
@@ -127,6 +129,7 @@ def search(
             beside=beside,
             rule=rule,
             below_s=below_s,
+            far_s=far_s,
         ).run()
     return found, costs
 
@@ -175,7 +178,7 @@ class _Search:
         submeshes: Kinds of submeshes for the stage construction.
         kinds: The same for costs.
         variants: For each of them the ways to plan on it.
-        below_s: As `search` has it.
+        below_s, far_s: As `search` has them.
         known: For each number of micro-batches that was tried.
         tried: As `Found.tried`.
         refused: Why the step does not separate, where it does not.
@@ -190,6 +193,7 @@ class _Search:
     beside: SecondProcess
     rule: Rule | None
     below_s: float
+    far_s: float
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
     variants: list[tuple[Variant, ...]] = field(init=False)
@@ -418,8 +422,10 @@ class _Search:
         the slowest of n stages alone takes at least B / (B + n - 1) of that time, transfers
         apart.  That no stages which the formula puts behind these are faster is not proved.
         """
-        stages = len(plan.stages)
-        return plan.total_s * count / (count + stages - 1) >= HOPELESS * self.below_s
+        fill = len(plan.stages) - 1
+        if fill > _SMALL_FILL * count:
+            return False
+        return plan.total_s * count / (count + fill) >= self.far_s
 
     def _nothing(self) -> InfeasibleError | TraceError:
         """Why there is no pipeline."""
