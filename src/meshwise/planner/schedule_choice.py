@@ -128,7 +128,7 @@ def _promising(
 
     Args:
         asked: What is searched.
-        groups: Schedules that are searched together; what is done is taken out.
+        groups: Schedules that are searched together; the group that is searched here is removed.
     """
     group = next((g for g in groups if g[0].delays_weights and g[0].name == ONE_F_ONE_B.name), None)
     if group is None:

@@ -52,9 +52,10 @@ Rule = Callable[[StageProblem], StagePlan]
 
 # Stages of steps that take so much more than the best known bound are planned only when asked for.
 _SLACK = 1.1
-# Bounds on several hosts are raised until steps take so much more than the best known bound.
+# Bounds on several hosts are raised until a step takes this many times the best known bound.
 _RAISED = 1.5
-# Of a step, the share of the fill up to which it is left out so: else fewer micro-batches may win.
+# Steps are left out as far only if their fill has at most this share: else fewer micro-batches may
+# win.
 _SMALL_FILL = 0.1
 # Between two prices steps take less than on the line between them: so much above, look.
 _NEAR = 1.01
@@ -405,7 +406,7 @@ class _Search:
                 plan = self.rule(problem)
             except InfeasibleError:
                 return None
-        if plan is None or plan.total_s >= cutoff or self._is_hopeless(plan, known.count):
+        if plan is None or plan.total_s >= cutoff or self._is_far(plan, known.count):
             return None
         return _Candidate(
             known=known,
@@ -415,7 +416,7 @@ class _Search:
             plan=plan,
         )
 
-    def _is_hopeless(self, plan: StagePlan, count: int) -> bool:
+    def _is_far(self, plan: StagePlan, count: int) -> bool:
         """Whether the best stages by the formula are far from what is to be beaten.
 
         A simulated step may take less than the formula says, since some of the fill hides.  But
