@@ -17,8 +17,8 @@ from meshwise.simulate.stage_run import simulate_stages
 _SAME = 1e-9
 # Longer delays to try without a gain: with dozens of stages each try is seconds of simulation.
 _PATIENCE = 6
-# To choose a delay, steps of this many micro-batches a stage and of twice as many are simulated; the
-# time of a longer step follows from the two.
+# To choose a delay, steps of this many micro-batches a stage and of twice as many are simulated.
+# The time of a longer step follows from the two.
 _FEW = 8
 
 
