@@ -329,6 +329,12 @@ def test_several_boundaries_may_join_the_same_stages():
         ),
         (
             "1f1b",
+            [StageCost(forward_s=1.0)] * 2,
+            [StageBoundary(source=0, destination=1, backward=(Flow(1, 2, 8.0),))],
+            "the boundary of stages 0 and 1 has a flow from host 1 to host 2; there are 2",
+        ),
+        (
+            "1f1b",
             [StageCost(forward_s=math.nan)] * 2,
             [],
             "F of stage 0, micro-batch 0 on mesh 0 takes nan s",

@@ -24,7 +24,7 @@ def check_streams(
                 f"there are {len(streams)}"
             )
         for flow in transfer.flows:
-            _check_flow(transfer.name, flow, num_hosts)
+            check_flow(transfer.name, flow, num_hosts)
     made: set[int] = set()
     for mesh, stream in enumerate(streams):
         for action in stream:
@@ -58,7 +58,17 @@ def _check_action(action: Action, mesh: int, transfers: Sequence[Transfer], made
         made.add(index)
 
 
-def _check_flow(name: str, flow: Flow, num_hosts: int) -> None:
+def check_flow(name: str, flow: Flow, num_hosts: int) -> None:
+    """Check that the hosts of a flow exist, and that its numbers are possible.
+
+    Args:
+        name: Of what has the flow, for the message.
+        flow: The flow.
+        num_hosts: How many hosts there are.
+
+    Raises:
+        ProgramError: They are not.
+    """
     if not (0 <= flow.source < num_hosts and 0 <= flow.destination < num_hosts):
         raise ProgramError(
             f"{name} has a flow from host {flow.source} to host {flow.destination}; there are "

@@ -8,8 +8,10 @@ from typing import NamedTuple
 from meshwise.errors import ProgramError
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task
 from meshwise.simulate.actions import Action, Flow, HostLinks, Transfer
+from meshwise.simulate.check import check_flow
 from meshwise.simulate.engine import EngineRun, run_streams
 from meshwise.simulate.measure import busy_s, exposed_s
+from meshwise.simulate.mirrored_hosts import without_mirrored
 from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import APPLY, ONCE, Event, Timeline, TransferEvent
 from meshwise.units import counted
@@ -42,8 +44,8 @@ def simulate_pipeline(
             a stage has no time for its parts, or the order has a deadlock.
         ClusterError: A bandwidth is not a finite number above 0.
     """
-    _check(schedule, stages, boundaries)
-    wires = _wires(schedule, boundaries, overlap)
+    _check(schedule, stages, boundaries, len(hosts))
+    wires = _wires(schedule, boundaries, hosts, overlap)
     streams = tuple(
         tuple(_actions(schedule, stages, mesh, wires)) for mesh in range(schedule.num_meshes)
     )
@@ -69,52 +71,73 @@ class _Wires(NamedTuple):
     """All messages of a step.
 
     Attributes:
-        transfers: For the engine.
+        transfers: For the engine, without flows that mirror others.
+        num_bytes: For each transfer the bytes of all its flows.
         ends: For each transfer the tasks that make it and that wait for it.
         into: For each task the transfers that it waits for.
         out_of: For each task the transfers that it makes.
     """
 
     transfers: list[Transfer]
+    num_bytes: list[float]
     ends: list[tuple[Task, Task]]
     into: dict[Task, list[int]]
     out_of: dict[Task, list[int]]
 
 
-def _wires(schedule: Schedule, boundaries: Sequence[StageBoundary], overlap: bool) -> _Wires:
+class _Message(NamedTuple):
+    """What one boundary sends of each micro-batch in one direction.
+
+    Attributes:
+        flows: To be simulated.
+        num_bytes: Of all flows.
+        blocking: Whether sender and receiver stop for it.
+    """
+
+    flows: tuple[Flow, ...]
+    num_bytes: float
+    blocking: bool
+
+
+def _wires(
+    schedule: Schedule,
+    boundaries: Sequence[StageBoundary],
+    hosts: Sequence[HostLinks],
+    overlap: bool,
+) -> _Wires:
     """Return the transfers of every boundary and micro-batch."""
     joined = {(b.source, b.destination) for b in boundaries}
     steps = [(s, s + 1) for s in range(schedule.num_stages - 1) if (s, s + 1) not in joined]
     every = [*boundaries, *(StageBoundary(source=s, destination=d) for s, d in steps)]
-    wires = _Wires([], [], {}, {})
-    for b in every:
+    wires = _Wires([], [], [], {}, {})
+    for b, kept in zip(every, without_mirrored(every, hosts), strict=True):
+        forward = _Message(kept.forward, _num_bytes(b.forward), not overlap)
+        backward = _Message(kept.backward, _num_bytes(b.backward), not overlap)
         for m in range(schedule.num_microbatches):
             tasks = Task(FORWARD, b.source, m), Task(FORWARD, b.destination, m)
-            _add(wires, schedule, b.forward, *tasks, not overlap)
+            _add(wires, schedule, forward, *tasks)
             if not schedule.forward_only:
                 tasks = Task(BACKWARD, b.destination, m), Task(BACKWARD, b.source, m)
-                _add(wires, schedule, b.backward, *tasks, not overlap)
+                _add(wires, schedule, backward, *tasks)
     return wires
 
 
-def _add(
-    wires: _Wires,
-    schedule: Schedule,
-    flows: tuple[Flow, ...],
-    maker: Task,
-    taker: Task,
-    blocking: bool,
-) -> None:
+def _num_bytes(flows: Sequence[Flow]) -> float:
+    return sum(flow.num_bytes for flow in flows)
+
+
+def _add(wires: _Wires, schedule: Schedule, message: _Message, maker: Task, taker: Task) -> None:
     index = len(wires.transfers)
     wires.transfers.append(
         Transfer(
             f"the result of {maker} for stage {taker.stage}",
             schedule.mesh_of_stage[maker.stage],
             schedule.mesh_of_stage[taker.stage],
-            flows,
-            blocking,
+            message.flows,
+            message.blocking,
         )
     )
+    wires.num_bytes.append(message.num_bytes)
     wires.ends.append((maker, taker))
     wires.out_of.setdefault(maker, []).append(index)
     wires.into.setdefault(taker, []).append(index)
@@ -200,8 +223,8 @@ def _events(schedule: Schedule, run: EngineRun) -> tuple[Event, ...]:
 def _transfer_events(wires: _Wires, run: EngineRun) -> tuple[TransferEvent, ...]:
     """Return what moved, in order of start."""
     events: list[TransferEvent] = []
-    for index, (transfer, (maker, taker)) in enumerate(
-        zip(wires.transfers, wires.ends, strict=True)
+    for index, (transfer, num_bytes, (maker, taker)) in enumerate(
+        zip(wires.transfers, wires.num_bytes, wires.ends, strict=True)
     ):
         if transfer.flows:
             events.append(
@@ -211,7 +234,7 @@ def _transfer_events(wires: _Wires, run: EngineRun) -> tuple[TransferEvent, ...]
                     maker.stage,
                     taker.stage,
                     maker.microbatch,
-                    sum(flow.num_bytes for flow in transfer.flows),
+                    num_bytes,
                     run.transfer_start_s[index],
                     run.transfer_end_s[index],
                 )
@@ -220,7 +243,10 @@ def _transfer_events(wires: _Wires, run: EngineRun) -> tuple[TransferEvent, ...]
 
 
 def _check(
-    schedule: Schedule, stages: Sequence[StageCost], boundaries: Sequence[StageBoundary]
+    schedule: Schedule,
+    stages: Sequence[StageCost],
+    boundaries: Sequence[StageBoundary],
+    num_hosts: int,
 ) -> None:
     if len(stages) != schedule.num_stages:
         raise ProgramError(
@@ -233,6 +259,8 @@ def _check(
                 f"a boundary joins stages {b.source} and {b.destination}; it must join a lower to "
                 f"a higher of {schedule.num_stages}"
             )
+        for flow in (*b.forward, *b.backward):
+            check_flow(f"the boundary of stages {b.source} and {b.destination}", flow, num_hosts)
     if schedule.splits_backward:
         for stage, cost in enumerate(stages):
             if cost.activation_gradient_s is None or cost.weight_gradient_s is None:
