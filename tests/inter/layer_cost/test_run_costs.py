@@ -18,7 +18,7 @@ from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.layer_network import layer_network
 from meshwise.inter.layer_cost.looking_threads import LookingThreads
-from meshwise.inter.layer_cost.run_costs import cheapest_states, compose, entries
+from meshwise.inter.layer_cost.run_costs import RunCosts, cheapest_states, compose, entries
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.search_space import SearchOptions, submeshes_of, variants_of
@@ -356,3 +356,13 @@ def test_a_model_with_skips_can_be_cut() -> None:
     costs = compose(conditioned(layers, mesh))
     assert np.isfinite(costs.cost_s[0, 3])
     assert np.isfinite(costs.loop_s[0]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -1.0])
+def test_costs_that_are_no_costs_are_refused(value: float) -> None:
+    nothing = np.zeros((2, 2))
+    names = ("cost_s", "loop_s", "gather_s", "once_s")
+    names += ("resident_bytes", "microbatch_bytes", "temporary_bytes")
+    costs = RunCosts(**dict.fromkeys(names, nothing))
+    with pytest.raises(ValueError, match="`once_s` holds values that are no numbers or below 0"):
+        dataclasses.replace(costs, once_s=nothing + value)

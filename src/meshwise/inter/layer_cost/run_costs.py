@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -62,6 +62,17 @@ class RunCosts:
     resident_bytes: Floats
     microbatch_bytes: Floats
     temporary_bytes: Floats
+
+    def __post_init__(self) -> None:
+        """Check that all are numbers and none is below 0.
+
+        Raises:
+            ValueError: they are not.
+        """
+        for field in fields(self):
+            # NaN is not >= 0.
+            if not (getattr(self, field.name) >= 0).all():
+                raise ValueError(f"`{field.name}` holds values that are no numbers or below 0")
 
 
 class _Chain(NamedTuple):

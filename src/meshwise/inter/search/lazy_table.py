@@ -75,8 +75,6 @@ class LazyTable:
         layers = len(costs.source.classes)
         shape = (layers, layers, len(submeshes), max(map(len, variants)))
         self._arrays = {name: np.full(shape, np.inf) for name in _NAMES}
-        # A copy of what is known, until more is.
-        self._copied: StageCosts | None = None
         # Bounds are those of fewer micro-batches or of this number; runs are planned or not.
         self._is_rough = np.full(shape[2:], bounds_of < num_microbatches)
         # Of which way to rematerialise bounds are taken.
@@ -97,6 +95,10 @@ class LazyTable:
                 base = self._base[m, v] = "none" if (mesh, "none") in first else remat
                 places.append((m, v, BoundsKey(mesh, base, bounds_of)))
         self._bound_all(places)
+        self._shown = StageCosts(
+            submeshes=self._submeshes,
+            **{name: _read_only(array) for name, array in self._arrays.items()},
+        )
         self.num_changes = 0
 
     def _bound_all(self, places: Sequence[tuple[int, int, BoundsKey]]) -> None:
@@ -118,7 +120,6 @@ class LazyTable:
         count = key.num_microbatches if key.remat == way.remat else self._bounds_of
         alone = self._alone(way, way.remat, count)
         at = (slice(None), slice(None), m, v)
-        self._copied = None
         for name in _NAMES:
             self._arrays[name][at] = np.inf
         if bounds is None:
@@ -169,7 +170,6 @@ class LazyTable:
             for v, other in enumerate(ways):
                 if (other.mesh, other.remat) == kind:
                     self._raise(m, v)
-        self._copied = None
         self.num_changes += 1
         return float(self._arrays["microbatch_s"][stage.place]) > before
 
@@ -220,11 +220,8 @@ class LazyTable:
         )
 
     def costs(self) -> StageCosts:
-        """What is known now."""
-        if self._copied is None:
-            arrays = {name: array.copy() for name, array in self._arrays.items()}
-            self._copied = StageCosts(submeshes=self._submeshes, **arrays)
-        return self._copied
+        """Return what is known; it changes with the table: a copy would take gigabytes."""
+        return self._shown
 
     def _unplanned(self, stages: Sequence[StageSpan]) -> list[tuple[int, int]]:
         """Submeshes and variants of stages that are not planned."""
@@ -304,7 +301,6 @@ class LazyTable:
                     changed |= bool(self._arrays[name][at] != num_bytes)
                     self._arrays[name][at] = num_bytes
         if changed:
-            self._copied = None
             self.num_changes += 1
         return changed
 
@@ -320,7 +316,6 @@ class LazyTable:
         self._is_planned[wanted, m, v] = True
         way = self._variants[m][v]
         runs = self._costs.runs(way, self._count, wanted)
-        self._copied = None
         for name in _NAMES:
             self._arrays[name][wanted, m, v] = np.inf
         if runs is None:
@@ -346,6 +341,12 @@ class LazyTable:
                 array = self._arrays[name]
                 known = memory[name] if name in memory else _MORE * array[:, :, m, v]
                 array[open_runs, m, w] = known[open_runs]
+
+
+def _read_only(array: Floats) -> Floats:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _named(mesh: LogicalMesh) -> str:

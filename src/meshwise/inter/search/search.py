@@ -160,14 +160,12 @@ class _Candidate:
         known: Costs of stages.
         num_changes: How often these had changed when the stages were chosen.
         schedule: The schedule.
-        problem: What the stages were chosen from.
         plan: The stages.
     """
 
     known: _Known
     num_changes: int
     schedule: PipelineSchedule
-    problem: StageProblem
     plan: StagePlan
 
 
@@ -229,7 +227,7 @@ class _Search:
             raise self._nothing()
         found = FoundPipeline(
             plan=best.plan,
-            problem=best.problem,
+            problem=self._problem(best.known, best.schedule),
             kinds=tuple(self.kinds),
             variants=tuple(self.variants),
             tried=self.tried,
@@ -412,7 +410,6 @@ class _Search:
             known=known,
             num_changes=known.table.num_changes,
             schedule=schedule,
-            problem=problem,
             plan=plan,
         )
 
