@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import TypeAlias
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError, TraceError
-from meshwise.inter.clustering.layer_count import clustered, layers_for
+from meshwise.inter.clustering.layer_count import clustered, larger_layers, layers_for
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes, logical_views
 from meshwise.inter.kernel_set import LATE
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.intra.limit.refusal import NoSuchPlanError
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat.jaxprs import PyTree
@@ -51,13 +53,19 @@ from meshwise.trace.step import (
 )
 from meshwise.units import counted
 
+# A number of layers, or what returns the first and last operator of each; None: as many as repeat.
+_Cut: TypeAlias = int | Callable[[OperatorChain], Ranges] | None
+# If the least memory that suffices is more than there is by less than this factor, larger layers,
+# which keep less where all is computed again, may fit.
+_NEARLY = 2.0
+
 
 def layers_of(
     fun: Callable[..., PyTree],
     args: tuple[PyTree, ...],
     kwargs: Mapping[str, PyTree],
     signature: StepSignature,
-    cut: int | Callable[[OperatorChain], Ranges] | None = None,
+    cut: _Cut = None,
     *,
     statistics: Statistics = "exact",
     joins_attention: bool = False,
@@ -87,7 +95,7 @@ def layers_of(
 
 def _layering(
     opened: OpenStep,
-    cut: int | Callable[[OperatorChain], Ranges] | None,
+    cut: _Cut,
     statistics: Statistics,
     num_stages: int = 1,
     check: Callable[[OpenStep], object] = lambda _: None,
@@ -233,15 +241,21 @@ class _CutStep:
     offload: bool | None
 
 
+# Plans a step with state in the memory of hosts or not; asks whether its error is to say what would
+# help.
+_Searched: TypeAlias = Callable[[_CutStep, bool, Callable[[], bool]], PlannedPipeline]
+
+
 def _cut(
     opened: OpenStep,
     request: PipelineRequest,
     report: Callable[[str], object],
     pins: Sequence[PipelinePin],
+    cut: _Cut = None,
 ) -> _CutStep:
     layers, flop = _layering(
         opened,
-        _wanted_layers(request),
+        cut or _wanted_layers(request),
         request.statistics,
         request.num_stages or 1,
         partial(_check_pins, pins, request.cluster, request.num_stages or 0),
@@ -258,7 +272,7 @@ def _cut(
     )
 
 
-def _wanted_layers(request: PipelineRequest) -> int | Callable[[OperatorChain], Ranges] | None:
+def _wanted_layers(request: PipelineRequest) -> _Cut:
     if request.placement is None:
         return request.num_layers
     cuts = request.placement.plan.cuts
@@ -276,10 +290,11 @@ def _fastest(
     request: PipelineRequest,
     report: Callable[[str], object],
     pins: Sequence[PipelinePin],
-    searched: Callable[[_CutStep, bool, Callable[[], bool]], PlannedPipeline],
+    searched: _Searched,
 ) -> PlannedPipeline:
     """Return the fastest pipeline; where nothing fits, of what holds less.
 
+    Larger layers hold less where the backward pass computes all again from what enters a layer.
     Attention as one operator, whose keys may go round, holds less; so does state in the memory of
     hosts.  They are tried in this order where nothing else fits, and attention also where the batch
     has fewer rows than there are devices: else rows are the better thing to split.  Only where all
@@ -323,7 +338,11 @@ def _fastest(
         )
     except NoSuchPlanError:
         raise
-    except InfeasibleError:
+    except InfeasibleError as error:
+        cut = partial(_cut, opened, request, report, pins)
+        larger = _in_larger_layers(error, request, plain, cut, searched)
+        if larger is not None:
+            return larger
         try:
             step = joined()
             if step is None:
@@ -336,13 +355,43 @@ def _fastest(
             return other
     rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
     step = joined() if min(rows) < request.cluster.num_devices else None
-    if step is None:
-        return found
+    return found if step is None else _faster(found, step, searched)
+
+
+def _faster(found: PlannedPipeline, joined: _CutStep, searched: _Searched) -> PlannedPipeline:
+    """Return a pipeline in which keys of attention go round if it takes less time, or the other."""
     with suppress(InfeasibleError):
-        other = searched(step, bool(step.offload), never)
-        is_faster = other.plan.step_time_s < found.plan.step_time_s and _has_ring(other)
-        found = _joined(other) if is_faster else found
+        other = searched(joined, bool(joined.offload), never)
+        if other.plan.step_time_s < found.plan.step_time_s and _has_ring(other):
+            return _joined(other)
     return found
+
+
+def _in_larger_layers(
+    error: InfeasibleError,
+    request: PipelineRequest,
+    plain: _CutStep,
+    cut: Callable[[_Cut], _CutStep],
+    searched: _Searched,
+) -> PlannedPipeline | None:
+    """Return a pipeline of clearly fewer layers; None if not even that fits, or hardly could."""
+    has = request.memory_bytes or request.cluster.slowest().device.memory_bytes
+    is_near = isinstance(error, NamedMemoryError) and error.num_bytes < _NEARLY * has
+    # Pins name layers by number; a plan that is followed says how layers are cut.
+    is_fixed = request.num_layers is not None or request.placement is not None or request.pins
+    if is_fixed or not is_near or "full" not in request.remats:
+        return None
+    before, num_stages = plain.layers, request.num_stages or 1
+
+    def ranges(chain: OperatorChain) -> Ranges:
+        found = larger_layers(chain, len(before.classes), num_stages)
+        return before.ranges if found is None else found.ranges
+
+    step = cut(ranges)
+    if step.layers.ranges != before.ranges:
+        with suppress(InfeasibleError):
+            return searched(step, bool(step.offload), never)
+    return None
 
 
 def _joined(planned: PlannedPipeline) -> PlannedPipeline:

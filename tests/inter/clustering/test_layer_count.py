@@ -87,6 +87,12 @@ def test_blocks_are_not_cut_where_far_more_passes(size):
     assert found.worst_received_bytes <= 2
 
 
+def test_each_of_many_blocks_is_a_layer():
+    """So that stages of a few blocks each can be even, as on thousands of devices."""
+    found = regular_layers(chain_of([(4, 1e9)] * 100))
+    assert found.ranges == tuple((first, first + 3) for first in range(0, 400, 4))
+
+
 def test_there_are_as_many_layers_as_stages_where_each_has_a_heavy_operator():
     """Two products of unequal size, after which few bytes pass: no two layers that repeat."""
     chain = replace(

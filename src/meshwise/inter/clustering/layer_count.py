@@ -15,7 +15,12 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import DELTA, CutTable, Layers, cluster_table
 
-MOST_LAYERS = 64
+# Finer layers make stages more even, and take little more to plan while they are of few kinds.
+MOST_LAYERS = 128
+# More are taken only if no value goes past a layer: the search does not choose its layout there.
+_MANY_LAYERS = 64
+# At most this part of the layers are larger ones: whole blocks in place of halves.
+_FEWER = 0.6
 # One operator may be heavier than a whole layer, as the output embedding often is.
 _DELTAS = (DELTA, 1.0, 2.0, 4.0, 8.0)
 # More kinds of layers than the fewest possible that count as few.
@@ -34,10 +39,11 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
     Looked at are numbers up to `most` whose layers all have heavy operators and do not cut through
-    blocks.  Of those with few kinds of layers (by number of operators and FLOP) the largest wins.
-    A still larger number wins if its kinds take clearly less to plan, as in convolutional networks,
-    where few kinds are long layers.  Then the same number of layers may be cut between other
-    operators, where fewer values pass, so that residual blocks stay whole.
+    blocks; above 64 also no value may go past a layer.  Of those with few kinds of layers (by
+    number of operators and FLOP) the largest wins.  A still larger number wins if its kinds take
+    clearly less to plan, as in convolutional networks, where few kinds are long layers.  Then the
+    same number of layers may be cut between other operators, where fewer values pass, so that
+    residual blocks stay whole.
 
     Args:
         chain: The operators.
@@ -49,6 +55,7 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         for count in range(1, most + 1)
         if (layers := _clustered(table, count)) is not None
         and (count == 1 or all_are_heavy(chain, layers))
+        and (count <= _MANY_LAYERS or not has_bypass(chain, layers))
     ]
     kinds = [num_kinds(layers) for layers in found]
     repeating = [k for k, layers in zip(kinds, found, strict=True) if k < len(layers.ranges)]
@@ -88,6 +95,22 @@ def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
     between_heavy = CutTable.of(chain, max_cuts=num_heavy - 1)
     counts = range(most, len(found.ranges), -1)
     return next(filter(None, (_clustered(between_heavy, count) for count in counts)), found)
+
+
+def larger_layers(chain: OperatorChain, count: int, num_stages: int) -> Layers | None:
+    """Return clearly fewer layers that repeat, as whole blocks in place of halves.
+
+    Args:
+        chain: The operators.
+        count: How many layers there are.
+        num_stages: How many stages are asked for.
+
+    Returns:
+        The layers; None if there are none, or fewer than stages.
+    """
+    most = int(_FEWER * count)
+    found = regular_layers(chain, most) if most else None
+    return found if found is not None and len(found.ranges) >= num_stages else None
 
 
 def clustered(chain: OperatorChain, count: int) -> Layers | None:
