@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError, TraceError
-from meshwise.inter.clustering.layer_count import clustered, larger_layers, layers_for
+from meshwise.inter.clustering.layer_count import clustered, layers_for, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.layer_records import LayerRecords
@@ -58,6 +58,8 @@ _Cut: TypeAlias = int | Callable[[OperatorChain], Ranges] | None
 # If the least memory that suffices is more than there is by less than this factor, larger layers,
 # which keep less where all is computed again, may fit.
 _NEARLY = 2.0
+# Larger layers are at most this share of the number before: whole blocks in place of halves.
+_FEWER = 0.6
 
 
 def layers_of(
@@ -381,14 +383,9 @@ def _in_larger_layers(
     is_fixed = request.num_layers is not None or request.placement is not None or request.pins
     if is_fixed or not is_near or "full" not in request.remats:
         return None
-    before, num_stages = plain.layers, request.num_stages or 1
-
-    def ranges(chain: OperatorChain) -> Ranges:
-        found = larger_layers(chain, len(before.classes), num_stages)
-        return before.ranges if found is None else found.ranges
-
-    step = cut(ranges)
-    if step.layers.ranges != before.ranges:
+    count = len(plain.layers.classes)
+    step = cut(lambda chain: regular_layers(chain, max(1, int(_FEWER * count))).ranges)
+    if (request.num_stages or 1) <= len(step.layers.classes) < count:
         with suppress(InfeasibleError):
             return searched(step, bool(step.offload), never)
     return None

@@ -93,6 +93,21 @@ def test_each_of_many_blocks_is_a_layer():
     assert found.ranges == tuple((first, first + 3) for first in range(0, 400, 4))
 
 
+def test_a_value_goes_past_no_layer_of_many():
+    """As what an encoder makes, which only one half of each block of the decoder reads."""
+    chain = chain_of([(4, 1e9)] * 100)
+    readers = np.arange(6, 400, 8)
+    past = replace(
+        chain,
+        read_value=np.concatenate([chain.read_value, np.zeros(len(readers), int)]),
+        read_by=np.concatenate([chain.read_by, readers]),
+    )
+    assert has_bypass(past, clustered(past, 100))
+    found = regular_layers(past)
+    assert len(found.ranges) == 50
+    assert not has_bypass(past, found)
+
+
 def test_there_are_as_many_layers_as_stages_where_each_has_a_heavy_operator():
     """Two products of unequal size, after which few bytes pass: no two layers that repeat."""
     chain = replace(

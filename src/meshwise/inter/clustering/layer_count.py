@@ -19,8 +19,6 @@ from meshwise.inter.clustering.operator_clustering import DELTA, CutTable, Layer
 MOST_LAYERS = 128
 # More are taken only if no value goes past a layer: the search does not choose its layout there.
 _MANY_LAYERS = 64
-# At most this part of the layers are larger ones: whole blocks in place of halves.
-_FEWER = 0.6
 # One operator may be heavier than a whole layer, as the output embedding often is.
 _DELTAS = (DELTA, 1.0, 2.0, 4.0, 8.0)
 # More kinds of layers than the fewest possible that count as few.
@@ -39,10 +37,10 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     """Cluster a chain into a number of layers at which they repeat.
 
     Looked at are numbers up to `most` whose layers all have heavy operators and do not cut through
-    blocks; above 64 also no value may go past a layer.  Of those with few kinds of layers (by
-    number of operators and FLOP) the largest wins.  A still larger number wins if its kinds take
-    clearly less to plan, as in convolutional networks, where few kinds are long layers.  Then the
-    same number of layers may be cut between other operators, where fewer values pass, so that
+    blocks.  In more than 64 layers no value may go past a layer.  Of those with few kinds of layers
+    (by number of operators and FLOP) the largest wins.  A still larger number wins if its kinds
+    take clearly less to plan, as in convolutional networks, where few kinds are long layers.  Then
+    the same number of layers may be cut between other operators, where fewer values pass, so that
     residual blocks stay whole.
 
     Args:
@@ -95,22 +93,6 @@ def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
     between_heavy = CutTable.of(chain, max_cuts=num_heavy - 1)
     counts = range(most, len(found.ranges), -1)
     return next(filter(None, (_clustered(between_heavy, count) for count in counts)), found)
-
-
-def larger_layers(chain: OperatorChain, count: int, num_stages: int) -> Layers | None:
-    """Return clearly fewer layers that repeat, as whole blocks in place of halves.
-
-    Args:
-        chain: The operators.
-        count: How many layers there are.
-        num_stages: How many stages are asked for.
-
-    Returns:
-        The layers; None if there are none, or fewer than stages.
-    """
-    most = int(_FEWER * count)
-    found = regular_layers(chain, most) if most else None
-    return found if found is not None and len(found.ranges) >= num_stages else None
 
 
 def clustered(chain: OperatorChain, count: int) -> Layers | None:
