@@ -228,7 +228,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         asked.cluster,
         options,
         options.schedules[0],
-        costs,
+        asked.plans.findings(costs, asked.cluster.num_devices),
         asked.report,
         below_s=lambda: fastest.below_s,
         seeks_remedies=asked.seeks_remedies,

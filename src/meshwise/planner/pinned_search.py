@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError
@@ -31,6 +32,8 @@ from meshwise.units import counted
 
 # Of what is to be beaten; what takes longer by the formula hardly ever becomes faster.
 HOPELESS = 1.02
+# Of the memory, left free at most for what the search does not count: beyond it others are better.
+MOST_RESERVED = 0.5
 # If the least memory that was found is more than there is by less than this factor, it is searched.
 _NEARLY = 1.1
 
@@ -60,6 +63,7 @@ class PipelineSearch:
         far_s: Seconds by the formula from which on a step is far from that.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
+        most_reserved: Share of the memory that is left free at most for what is not counted.
         looks_further: Whether plans that hold as little as they can are searched where nothing
             else fits.
         simulated: What was simulated, to be added to.
@@ -74,6 +78,7 @@ class PipelineSearch:
     cutoff_s: float = math.inf
     far_s: float = math.inf
     seeks_remedies: Callable[[], bool] = always
+    most_reserved: float = MOST_RESERVED
     looks_further: bool = True
     simulated: list[SimulatedPlan] = field(default_factory=list[SimulatedPlan])
 
@@ -157,11 +162,11 @@ def _search(
             schedule takes room that the search does not know of.
     """
     cluster, report = asked.cluster, asked.report
+    findings = asked.plans.findings(costs, cluster.num_devices)
+    find = partial(search, source, cluster, costs=costs, findings=findings)
     try:
         first = replace(options, every_group=False)
-        return search(
-            source, cluster, first, report, costs, below_s=asked.cutoff_s, far_s=asked.far_s
-        )
+        return find(first, report, below_s=asked.cutoff_s, far_s=asked.far_s)
     except NothingFasterError:
         raise
     except InfeasibleError:
@@ -176,10 +181,10 @@ def _search(
     tight = replace(_least_held(options), shares_bounds=False)
     if least is None or least.num_bytes <= has * _NEARLY:
         with suppress(InfeasibleError):
-            return search(source, cluster, tight, report, costs)
+            return find(tight, report)
     if least is not None and least.num_bytes > has:
         raise too_little_memory(cluster, options, least)
-    return search(source, cluster, replace(tight, bounds_temporary=False), report, costs)
+    return find(replace(tight, bounds_temporary=False), report)
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:

@@ -17,13 +17,11 @@ from meshwise.plan.places import device_memory_bytes
 from meshwise.plan.text.device_memory import plan_memory
 from meshwise.planner.memory_share import limited_plan
 from meshwise.planner.one_search import LEAST_RESERVED, found_one, planned_together
-from meshwise.planner.pinned_search import HOPELESS, PipelineSearch, never
+from meshwise.planner.pinned_search import HOPELESS, MOST_RESERVED, PipelineSearch, never
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.units import bytes_text
 
 _Found = TypeVar("_Found")
-# Of the memory, left free at most: beyond it others are better.
-_MOST_RESERVED = 0.5
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
 
@@ -127,25 +125,27 @@ def _with_some_room(asked: PipelineSearch) -> PlannedPipeline | None:
             asked.report(f"{error}; not again, since others are faster")
             return None
 
-    return with_memory_free(asked.options, planned, asked.report)
+    return with_memory_free(asked.options, planned, asked.report, asked.most_reserved)
 
 
 def with_memory_free(
     options: SearchOptions,
     planned: Callable[[SearchOptions], _Found],
     report: Callable[[str], object],
+    most_reserved: float = MOST_RESERVED,
 ) -> _Found:
     """Search with as much memory left free as what the search does not count needs.
 
     These are gradients of weights that wait, values of other layers that change their layout, and
     values that wait between layers.
     Where there is no room the search is repeated with so much memory left free, at least twice as
-    much as before, half of all at most; where nothing fits then, with amounts in between.
+    much as before; where nothing fits then, with amounts in between.
 
     Args:
         options: What is searched.
         planned: Searches with options.
         report: Is told of progress.
+        most_reserved: Share of the memory that is left free at most.
 
     Returns:
         What the search found.
@@ -164,7 +164,7 @@ def with_memory_free(
         except UnsearchedMemoryError as error:
             first, least, last = first or error, share, error
             more = max(error.missing_share, share, LEAST_RESERVED)
-            share = min(share + more, _MOST_RESERVED, (share + most) / 2)
+            share = min(share + more, most_reserved, (share + most) / 2)
         except (InfeasibleError, PlanError) as error:
             # What is left free is not the fault of a pin.
             if first is None:

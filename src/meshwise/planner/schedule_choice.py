@@ -13,7 +13,7 @@ from meshwise.inter.cost_table.second_process import second_process_of
 from meshwise.inter.cost_table.variant_costs import LayerTimes
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.plan.plan import Plan
-from meshwise.planner.one_search import found_one, planned_together, simulated
+from meshwise.planner.one_search import found_one, simulated
 from meshwise.planner.pinned_search import HOPELESS, PipelineSearch, always, never
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.room import with_room
@@ -25,6 +25,8 @@ from meshwise.schedules.registry import searched_together
 from meshwise.simulate.simulated_plan import best_by_schedule
 from meshwise.trace.layers.layering import Layering
 
+# Where more of the memory must be left free 1F1B with delays is not searched first.
+_LITTLE = 0.05
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
 
@@ -123,8 +125,9 @@ def _promising(
 ) -> PlannedPipeline | None:
     """Search 1F1B with delays, the fastest most often, before others, which then have more to beat.
 
-    Where memory is tight or one stage is the best, the step that is to be beaten would keep the
-    search for 1F1B from a faster one; then nothing is taken, and nothing is lost but time.
+    Where memory is tight, by more than `_LITTLE` of it, or one stage is the best, the step that is
+    to be beaten would keep the search for 1F1B from a faster one; then nothing is taken, and
+    nothing is lost but time.
 
     Args:
         asked: What is searched.
@@ -134,10 +137,16 @@ def _promising(
     if group is None:
         return None
     asked.report(_names(group))
-    options = replace(asked.options, schedules=group)
-    some = replace(asked, options=options, seeks_remedies=never, looks_further=False, simulated=[])
+    some = replace(
+        asked,
+        options=replace(asked.options, schedules=group),
+        seeks_remedies=never,
+        most_reserved=_LITTLE,
+        looks_further=False,
+        simulated=[],
+    )
     try:
-        found = planned_together(some)
+        found = with_room(some)
     except (InfeasibleError, PlanError):
         found = None
     if found is None or len(found.plan.stages) == 1:

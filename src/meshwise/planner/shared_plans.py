@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes, VariantCosts
+from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.finishing import NamedLayers
 from meshwise.inter.search.known_layers import KnownLayers
 from meshwise.intra.options import IntraOptions
@@ -35,6 +36,7 @@ class SharedPlans:
         self.layers, self.options = layers, options
         self.times, self.records = times, records
         self.known = KnownLayers()
+        self._findings: dict[VariantCosts, Findings] = {}
         self._known: dict[frozenset[str], tuple[NamedLayers, VariantCosts]] = {}
 
     def of(self, pins: Mapping[str, object]) -> tuple[NamedLayers, VariantCosts]:
@@ -56,3 +58,14 @@ class SharedPlans:
                 free = VariantCosts(self.layers, self.options, self.times, self.records)
                 self._known[key] = self.layers, free
         return self._known[key]
+
+    def findings(self, costs: VariantCosts, num_devices: int) -> Findings:
+        """Return what searches found out and hand on.
+
+        Args:
+            costs: Plans of layers, of `of`.
+            num_devices: Of the cluster.
+        """
+        if costs not in self._findings:
+            self._findings[costs] = Findings(costs, num_devices)
+        return self._findings[costs]

@@ -21,6 +21,7 @@ from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.best_cuts import best_cuts
+from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.interleaving import interleaved_pipelines
 from meshwise.inter.search.search_space import SearchOptions
@@ -158,6 +159,7 @@ def test_nothing_that_is_left_out_is_faster(name: str) -> None:
         batch_size=64, step_flop=flop, schedules=(schedule,), num_microbatches=(4, 16)
     )
     costs = VariantCosts(layers, options.intra)
+    findings = Findings(costs, cluster.num_devices)
     told: list[str] = []
 
     def simulated(cuts: bool) -> list[float]:
@@ -167,7 +169,7 @@ def test_nothing_that_is_left_out_is_faster(name: str) -> None:
             cluster,
             options,
             schedule,
-            costs,
+            findings,
             told.append,
             lambda: min(found, default=np.inf) if cuts else np.inf,
         ):

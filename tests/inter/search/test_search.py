@@ -19,6 +19,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant import LayerKey, Variant
 from meshwise.inter.layer_cost.run_bounds import RunBounds
 from meshwise.inter.layer_cost.run_costs import RunCosts
+from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.search import search
 from meshwise.inter.search.search_space import submeshes_of, variants_of
@@ -64,6 +65,50 @@ def test_together_as_one_by_one(memory_gib: int) -> None:
     assert len({s for s in alone if s < math.inf}) > 2
     together = seconds(num_microbatches=COUNTS, schedules=SCHEDULES, memory_bytes=memory_bytes)
     assert together == min(alone)
+
+
+class Counted(Formulas):
+    """Counts how often runs are planned."""
+
+    def __init__(self) -> None:
+        super().__init__(Blocks(), IntraOptions())
+        self.num_planned = 0
+
+    def runs(self, variant: Variant, num_microbatches: int, wanted: object = None) -> RunCosts:
+        self.num_planned += wanted is not None
+        return super().runs(variant, num_microbatches)
+
+
+@pytest.mark.parametrize("memory_gib", [80, 16, 10])
+def test_a_search_goes_on_from_what_others_found(memory_gib: int) -> None:
+    costs = Counted()
+    findings = Findings(costs, CLUSTER.num_devices)
+    asked = set[object]()
+    for share, schedule in itertools.product((0.0, 0.3, 0.1, 0.0), SCHEDULES):
+        options = replace(
+            OPTIONS,
+            schedules=(schedule,),
+            memory_bytes=memory_gib * GIB,
+            reserved_share=share,
+            num_microbatches=COUNTS,
+        )
+        alone = Counted()
+        try:
+            fresh, _ = search(Blocks(), CLUSTER, options, costs=alone)
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                search(Blocks(), CLUSTER, options, costs=costs, findings=findings)
+            continue
+        before = costs.num_planned
+        found, _ = search(Blocks(), CLUSTER, options, costs=costs, findings=findings)
+        assert found.plan.total_s == fresh.plan.total_s
+        # The memory of the stages is that of this search.
+        assert found.problem.costs.submeshes == fresh.problem.costs.submeshes
+        # What was asked before is known.
+        is_known = (share, schedule) in asked
+        assert costs.num_planned - before <= (0 if is_known else alone.num_planned)
+        asked.add((share, schedule))
+    assert len(asked) > 2
 
 
 class Priced(Formulas):

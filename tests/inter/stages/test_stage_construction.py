@@ -14,8 +14,8 @@ from meshwise.inter.stages import stage_construction
 from meshwise.inter.stages.least_fill import least_fill
 from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.stage_construction import build_stages_below
-from meshwise.inter.stages.stage_options import most_to_end, stage_options
-from meshwise.inter.stages.stage_problem import as_alpa
+from meshwise.inter.stages.stage_options import stage_options
+from meshwise.inter.stages.stage_problem import StageProblem, as_alpa
 from oracle.stage_problems import brute_force, check_stages, random_problem
 
 NUM_PROBLEMS = 300
@@ -99,6 +99,17 @@ def test_epsilon_bounds_the_whole_objective_too(count):
             assert found.total_s - found.error_s <= found.bound_s <= cost * (1 + 1e-9)
 
 
+def most_to_end(problem: StageProblem) -> np.ndarray:
+    """How many stages to the end memory allows each stage."""
+    costs, layers = problem.costs, problem.costs.num_layers
+    memory = np.array([m.memory_bytes for m in costs.submeshes])[:, None]
+    in_flight = [
+        problem.schedule.in_flight(s, layers, problem.num_microbatches)
+        for s in range(1, layers + 1)
+    ]
+    return np.sum([costs.peak_bytes(count) <= memory for count in in_flight], axis=0)
+
+
 @pytest.mark.parametrize("mixed", [False, True])
 def test_pruning_removes_only_dominated_choices(mixed):
     """Each pruned variant has one that is no worse in any number, and enumeration loses nothing."""
@@ -110,9 +121,7 @@ def test_pruning_removes_only_dominated_choices(mixed):
         options = stage_options(problem)
         kept = np.zeros(problem.costs.microbatch_s.shape, bool)
         kept[tuple(options.where.T)] = True
-        rows = np.argwhere(np.isfinite(problem.costs.microbatch_s).any(axis=3))
-        most = np.zeros(kept.shape, int)
-        most[tuple(rows.T)] = most_to_end(problem, rows)
+        most = most_to_end(problem)
         fill = problem.schedule.fill_s(problem.costs.busy_s)
         columns = [problem.costs.busy_s, fill, problem.costs.once_s, -most]
         size = np.array([m.num_devices for m in problem.costs.submeshes])
@@ -130,6 +139,21 @@ def test_pruning_removes_only_dominated_choices(mixed):
         cost, _ = brute_force(problem)
         assert brute_force(replace(problem, costs=thinned))[0] == pytest.approx(cost, rel=1e-12)
     assert pruned > 50
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_is_not_allowed_is_as_if_it_were_not_there(mixed):
+    num_feasible = 0
+    for seed in range(40):
+        problem = random_problem(seed, mixed=mixed)
+        costs = problem.costs
+        allowed = np.random.default_rng(seed).random(costs.microbatch_s.shape) < 0.7
+        fewer = replace(costs, microbatch_s=np.where(allowed, costs.microbatch_s, np.inf))
+        found = build_stages_below(replace(problem, allowed=allowed), np.inf)
+        there = build_stages_below(replace(problem, costs=fewer), np.inf)
+        assert (found and found.stages) == (there and there.stages)
+        num_feasible += found is not None
+    assert num_feasible > 20
 
 
 def test_equal_problems_get_equal_plans():

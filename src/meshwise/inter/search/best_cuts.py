@@ -38,14 +38,15 @@ def least_cost(
         joined: Cost of runs together: the largest, or the sum.
     """
     count = len(cost)
+    # A run that would end before it begins is none.
+    cost = np.where(np.tri(count, k=-1, dtype=np.bool_), np.inf, cost)
     best = np.full((parts + 1, count + 1), np.inf)
     best[0, 0] = 0.0
     start = np.zeros((parts + 1, count + 1), np.int64)
     for k in range(1, parts + 1):
-        for end in range(k, count + 1):
-            whole = joined(best[k - 1, :end], cost[:end, end - 1])
-            start[k, end] = int(np.argmin(whole))
-            best[k, end] = whole[start[k, end]]
+        whole = joined(best[k - 1, :-1, None], cost)
+        start[k, 1:] = whole.argmin(axis=0)
+        best[k, 1:] = whole.min(axis=0)
     cuts: list[tuple[int, int]] = []
     end = count
     for k in range(parts, 0, -1):

@@ -39,6 +39,8 @@ class CloserLook:
         self._classes = np.array(costs.source.classes)
         # By mesh, rematerialisation and class of layers, for numbers of micro-batches.
         self._known: dict[tuple[LogicalMesh, Remat, int], dict[int, float]] = {}
+        # Where another look would raise nothing, or takes too long.
+        self._ended: set[tuple[BoundsKey, int]] = set()
 
     def least_s(self, key: BoundsKey, rough: BoundsKey, layer_s: Floats, enough_s: float) -> float:
         """Return seconds that no step takes less than whose meshes all plan their layers this way.
@@ -87,7 +89,7 @@ class CloserLook:
         for at, c in itertools.product(dict.fromkeys((rough, key)), order):
             if value(each(known)) >= enough_s:
                 break
-            if at.num_microbatches not in self._known.get((at.mesh, at.remat, c), {}):
+            if (at, c) not in self._ended:
                 found = self._raised_s(
                     at, c, lambda s, c=c: value(each(known | {c: s})) >= enough_s
                 )
@@ -118,5 +120,7 @@ class CloserLook:
                 break
             layer.sharpen(enters, leaves)
             seconds = float(layer.proved_s.min())
+        if not is_enough(seconds):
+            self._ended.add((key, c))
         self._known.setdefault((mesh, remat, c), {})[count] = seconds
         return seconds

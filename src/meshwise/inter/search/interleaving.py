@@ -24,7 +24,6 @@ from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
-from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.chunk_bounds import held_together, least_held_bytes, least_step_s
 from meshwise.inter.search.chunked_pipeline import (
     ChunkedPipeline,
@@ -32,9 +31,9 @@ from meshwise.inter.search.chunked_pipeline import (
     chunked_pipeline,
     memory_bytes,
 )
-from meshwise.inter.search.closer_look import CloserLook
+from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
-from meshwise.inter.search.run_needs import RunNeeds, run_needs
+from meshwise.inter.search.run_needs import RunNeeds
 from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions, guessed_s, variants_of
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
@@ -50,7 +49,7 @@ def interleaved_pipelines(
     cluster: ClusterSpec,
     options: SearchOptions,
     schedule: PipelineSchedule,
-    costs: VariantCosts,
+    findings: Findings,
     report: Callable[[str], object] = lambda _: None,
     below_s: Callable[[], float] = lambda: math.inf,
     seeks_remedies: Callable[[], bool] = lambda: True,
@@ -61,7 +60,7 @@ def interleaved_pipelines(
         cluster: Where they run; of equal hosts.
         options: What is searched; `num_stages` is of all meshes together.
         schedule: A schedule of several stages a mesh.
-        costs: Plans layers.
+        findings: Of searches with the same layers, to be added to.
         report: Is told of progress.
         below_s: Returns the seconds of the fastest simulated step so far; what takes no less by its
             bound is left out.
@@ -80,12 +79,12 @@ def interleaved_pipelines(
         )
     is_first = math.isinf(below_s())
     found_any = False
-    with second_process_of(costs) as beside:
+    with second_process_of(findings.costs) as beside:
         search = _Search(
             cluster=cluster,
             options=options,
             schedule=schedule,
-            costs=costs,
+            findings=findings,
             beside=beside,
             report=report,
             below_s=below_s,
@@ -140,7 +139,7 @@ class _Search:
     """One search.
 
     Attributes:
-        cluster, options, schedule, costs, report, below_s: As `interleaved_pipelines` has them.
+        cluster, options, schedule, findings, report, below_s: As `interleaved_pipelines` has them.
         beside: Computes bounds too.
         bounds_memory: Whether what is bounded above the memory is left out.
         planned: What was planned, whether it fits or not.
@@ -149,7 +148,7 @@ class _Search:
     cluster: ClusterSpec
     options: SearchOptions
     schedule: PipelineSchedule
-    costs: VariantCosts
+    findings: Findings
     beside: SecondProcess
     report: Callable[[str], object]
     below_s: Callable[[], float] = lambda: math.inf
@@ -162,13 +161,6 @@ class _Search:
     )
     # Whose bounds serve a pipeline before it is looked at more closely.
     _rough: dict[_Way, BoundsKey] = field(init=False, default_factory=dict[_Way, BoundsKey])
-    _needs: dict[object, RunNeeds | None] = field(
-        init=False, default_factory=dict[object, RunNeeds | None]
-    )
-    _closer: CloserLook = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._closer = CloserLook(self.costs, self.cluster.num_devices)
 
     def run(self) -> Iterator[FoundPipeline]:
         """Yield what fits, until no bound is below the fastest step."""
@@ -204,7 +196,7 @@ class _Search:
         """Bound every pipeline roughly."""
         shapes = self._shapes()
         counts = sorted({count for _, _, count in shapes})
-        num_layers = len(self.costs.source.classes)
+        num_layers = len(self.findings.costs.source.classes)
         for kind, num_meshes, count in shapes:
             second = guessed_s([kind], self.cluster, self.options)
             for variant in variants_of(kind, self.options, second):
@@ -238,23 +230,15 @@ class _Search:
         heapq.heappush(self._waiting, _Waiting(bound_s, number, way, schedule))
 
     def _needs_of(self, way: _Way) -> RunNeeds | None:
-        rough = self._rough[way]
-        key = (way.mesh, way.remat, rough.num_microbatches, way.num_microbatches)
-        if key not in self._needs:
-            bounded = rough.remat, rough.num_microbatches
-            self._needs[key] = run_needs(
-                self.costs, way.mesh, way.remat, way.num_microbatches, bounded=bounded
-            )
-        return self._needs[key]
+        return self.findings.needs.of(_key(way), self._rough[way])
 
     def _looked_at(self, way: _Way) -> float:
         """Bound pipelines by a closer look at their layers, if that might rule them out."""
         needs, below_s = self._needs_of(way), self.below_s()
         if needs is None or math.isinf(below_s):
             return 0.0
-        key = BoundsKey(way.mesh, way.remat, way.num_microbatches)
-        rough = self._rough[way]
-        return self._closer.least_s(key, rough, np.diagonal(needs.loop_s), below_s)
+        layer_s, closer = np.diagonal(needs.loop_s), self.findings.closer
+        return closer.least_s(_key(way), self._rough[way], layer_s, below_s)
 
     def _rough_key(self, way: _Way, counts: Sequence[int]) -> BoundsKey:
         """Return whose bounds serve a pipeline before it is looked at more closely."""
@@ -264,7 +248,7 @@ class _Search:
     def _rough_count(self, mesh: LogicalMesh, count: int, counts: Sequence[int]) -> int:
         """Return a number of micro-batches whose bounds serve this one: known already if any is."""
         divisors = (c for c in range(count, 0, -1) if count % c == 0)
-        known = (c for c in divisors if self.costs.has_bounds(mesh, "none", c))
+        known = (c for c in divisors if self.findings.costs.has_bounds(mesh, "none", c))
         return next(known, bounds_of(count, counts))
 
     def _planned(self, way: _Way, schedule: PipelineSchedule) -> ChunkedPipeline | None:
@@ -281,7 +265,7 @@ class _Search:
         )
         made: ChunkedPipeline | None = None
         for variant in self._variants[way]:
-            again = chunked_pipeline(shape, variant, self.costs, self.below_s())
+            again = chunked_pipeline(shape, variant, self.findings.costs, self.below_s())
             if again is None:
                 break
             made = again
@@ -293,7 +277,7 @@ class _Search:
     def _shapes(self) -> list[tuple[SubmeshKind, int, int]]:
         """Meshes that fill the cluster, how many they are, and numbers of micro-batches."""
         counts, schedule = microbatch_counts(self.options), self.schedule
-        num_layers, num_devices = len(self.costs.source.classes), self.cluster.num_devices
+        num_layers, num_devices = len(self.findings.costs.source.classes), self.cluster.num_devices
         kinds = {
             num_devices // kind.num_devices: kind
             for kind in self.cluster.submesh_kinds()
@@ -341,6 +325,10 @@ class _Search:
                 count = made.shape.num_microbatches
                 found[count] = min(found.get(count, math.inf), made.time.total_s)
         return found
+
+
+def _key(way: _Way) -> BoundsKey:
+    return BoundsKey(way.mesh, way.remat, way.num_microbatches)
 
 
 def _schedules(schedule: PipelineSchedule, most: int) -> list[PipelineSchedule]:

@@ -101,6 +101,22 @@ class LazyTable:
         )
         self.num_changes = 0
 
+    def serve(
+        self,
+        submeshes: Sequence[StageSubmesh],
+        beside: SecondProcess,
+        report: Callable[[str], object],
+    ) -> None:
+        """Serve another search, with what is known.
+
+        Args:
+            submeshes: The same, with other memory.
+            beside: Computes bounds too.
+            report: Is told what is being planned.
+        """
+        self._submeshes, self._beside, self._report = tuple(submeshes), beside, report
+        self._shown = replace(self._shown, submeshes=self._submeshes)
+
     def _bound_all(self, places: Sequence[tuple[int, int, BoundsKey]]) -> None:
         if self._beside is not None:
             self._beside.bound([key for _, _, key in places], self._report)

@@ -25,7 +25,7 @@ from meshwise.errors import InfeasibleError, TraceError
 from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import BoundsKey, Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, RunPlan, VariantCosts
-from meshwise.inter.search.closer_look import CloserLook
+from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups, most_stages
 from meshwise.inter.search.search_space import (
@@ -99,6 +99,7 @@ def search(
     rule: Rule | None = None,
     below_s: float = math.inf,
     far_s: float = math.inf,
+    findings: Findings | None = None,
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Find the fastest pipeline.
 
@@ -113,6 +114,7 @@ def search(
         below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
             are left out.
         far_s: Seconds by the formula from which on a step is far from what is to be beaten.
+        findings: Those of other searches with these costs, to be added to.
 
     Raises:
         NothingFasterError: nothing is left of what fits, and there is a step to be beaten.
@@ -131,6 +133,7 @@ def search(
             rule=rule,
             below_s=below_s,
             far_s=far_s,
+            findings=findings or Findings(costs, cluster.num_devices),
         ).run()
     return found, costs
 
@@ -177,11 +180,10 @@ class _Search:
         submeshes: Kinds of submeshes for the stage construction.
         kinds: The same for costs.
         variants: For each of them the ways to plan on it.
-        below_s, far_s: As `search` has them.
+        below_s, far_s, findings: As `search` has them.
         known: For each number of micro-batches that was tried.
         tried: As `Found.tried`.
         refused: Why the step does not separate, where it does not.
-        closer: Looks at single layers.
         looked: Where layers were looked at closely, for steps of how many seconds at most.
     """
 
@@ -193,18 +195,17 @@ class _Search:
     rule: Rule | None
     below_s: float
     far_s: float
+    findings: Findings
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
     variants: list[tuple[Variant, ...]] = field(init=False)
     known: list[_Known] = field(default_factory=list[_Known])
     tried: dict[int, float] = field(default_factory=dict[int, float])
     refused: TraceError | None = None
-    closer: CloserLook = field(init=False)
     looked: dict[BoundsKey, float] = field(default_factory=dict[BoundsKey, float])
 
     def __post_init__(self) -> None:
         self.kinds, self.submeshes = asked_submeshes(self.cluster, self.options)
-        self.closer = CloserLook(self.costs, self.cluster.num_devices)
         second = guessed_s(self.kinds, self.cluster, self.options)
         self.variants = [variants_of(kind, self.options, second) for kind in self.kinds]
 
@@ -333,15 +334,14 @@ class _Search:
             base = "none" if "none" in self.options.remats else way.remat
             rough = BoundsKey(way.mesh, base, known.bounded)
             run = slice(stage.first_layer, stage.last_layer + 1)
-            each = self.closer.layers_s(key, rough, run, enough_s)
+            each = self.findings.closer.layers_s(key, rough, run, enough_s)
             rises |= known.table.raise_bounds(way, _run_sums(each), stage)
         return rises
 
     def _known(self, count: int, bounded: int) -> _Known | None:
         """Bounds for a number of micro-batches; None if the step does not separate."""
         try:
-            table = LazyTable(
-                self.costs,
+            table = self.findings.table(
                 self.submeshes,
                 self.variants,
                 count,
@@ -384,13 +384,12 @@ class _Search:
 
     def _problem(self, known: _Known, schedule: PipelineSchedule) -> StageProblem:
         costs = masked(known.table.costs(), self.options.pins, self.kinds, self.variants)
-        if math.isfinite(self.below_s):
-            is_fast = known.table.least_s() < self.below_s
-            fast = np.where(is_fast, costs.microbatch_s, np.inf)
-            costs = replace(costs, microbatch_s=fast)
-        return stage_problem(
+        problem = stage_problem(
             costs, self.cluster, self.options, known.count, schedule, known.transfers
         )
+        if math.isinf(self.below_s):
+            return problem
+        return replace(problem, allowed=known.table.least_s() < self.below_s)
 
     def _candidate(
         self, known: _Known, schedule: PipelineSchedule, cutoff: float

@@ -108,8 +108,9 @@ def _outer(problem: StageProblem, cluster: ClusterSpec) -> list[int]:
 def _without_places(problem: StageProblem, chosen: list[int]) -> StageProblem:
     """The problem on some of its submeshes, wherever they lie."""
     costs = problem.costs
-    others = [i for i in range(len(costs.submeshes)) if i not in chosen]
-    microbatch_s = costs.microbatch_s.copy()
-    microbatch_s[:, :, others] = np.inf
     submeshes = tuple(replace(m, starts=None, is_inner=None) for m in costs.submeshes)
-    return replace(problem, costs=replace(costs, submeshes=submeshes, microbatch_s=microbatch_s))
+    allowed = np.zeros(costs.microbatch_s.shape, np.bool_)
+    allowed[:, :, chosen] = True
+    if problem.allowed is not None:
+        allowed &= problem.allowed
+    return replace(problem, costs=replace(costs, submeshes=submeshes), allowed=allowed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,6 +43,34 @@ class StageOptions:
         return float(least), float(most), float(o.once.min()), float(o.once.max())
 
 
+class _Listed(NamedTuple):
+    """Stages, an entry each, in the order of the costs.
+
+    Attributes:
+        place: Where the costs have it, as one number.
+        group: The same of its layers and submesh.
+        slot, fill, once, most_to_end: As `Options` has them.
+    """
+
+    place: Ints
+    group: Ints
+    slot: Floats
+    fill: Floats
+    once: Floats
+    most_to_end: Ints
+
+    def only(self, chosen: Bools | Ints) -> _Listed:
+        """Return some of them: a mask, or their numbers."""
+        return _Listed(
+            self.place[chosen],
+            self.group[chosen],
+            self.slot[chosen],
+            self.fill[chosen],
+            self.once[chosen],
+            self.most_to_end[chosen],
+        )
+
+
 def stage_options(
     problem: StageProblem, num_stages: int = 0, at_most_s: float = math.inf
 ) -> StageOptions:
@@ -52,32 +81,17 @@ def stage_options(
         num_stages: Exactly so many stages; 0 for any number, which a schedule whose memory depends
             on the number of stages does not allow.
         at_most_s: Stages are left out whose own work takes longer in a step.
+
+    Raises:
+        ValueError: costs are no numbers, or below 0.
     """
     costs, schedule = problem.costs, problem.schedule
     num_layers = costs.num_layers
     size = np.array([m.num_devices for m in costs.submeshes])
-    layers = np.arange(num_layers)
-    length = layers[None, :] - layers[:, None] + 1
-    exists = np.isfinite(costs.microbatch_s).any(axis=3)
-    # Interleaved stages have a layer for each chunk.
-    exists &= (length >= schedule.chunks)[:, :, None] & (size <= problem.num_devices)
-    # One row for each run of layers on a submesh, one column for each variant.
-    rows = np.argwhere(exists)
-    at = tuple(rows.T)
-    slot, once = costs.microbatch_s[at], costs.once_s[at]
-    if costs.gather_s is not None:
-        slot += costs.gather_s[at]
-    fill = schedule.fill_s(slot)
-    most = most_to_end(problem, rows, num_stages)
-    possible = np.isfinite(slot) & (most >= 1)
-    if math.isfinite(at_most_s):
-        possible &= problem.num_microbatches * slot + once <= at_most_s * _ROUNDING
-    possible &= ~dominated(slot, fill, once, most, possible)
-    order = np.argsort(np.where(possible, fill, np.inf), axis=1, kind="stable")
-    row, place = np.nonzero(np.take_along_axis(possible, order, axis=1))
-    variant = order[row, place]
-    group, first_option = np.unique(row, return_index=True)
-    first, last, kind = (np.ascontiguousarray(x) for x in rows[group].T)
+    found = _unbeaten(_possible(problem, num_stages, at_most_s))
+    where = np.column_stack(np.unravel_index(found.place, costs.microbatch_s.shape))
+    _, first_option = np.unique(found.group, return_index=True)
+    first, last, kind = (np.ascontiguousarray(x) for x in where[first_option, :3].T)
     transfer = problem.transfer_s
     if transfer is None:
         transfer = np.zeros((num_layers - 1, len(size), len(size)))
@@ -89,13 +103,13 @@ def stage_options(
         first_group=np.searchsorted(first, np.arange(num_layers + 1)),
         last=last,
         kind=kind,
-        first_option=np.append(first_option, len(row)),
+        first_option=np.append(first_option, len(where)),
         least_transfer=least,
         least_before=before_any,
-        slot=slot[row, variant],
-        fill=fill[row, variant],
-        once=once[row, variant],
-        most_to_end=most[row, variant],
+        slot=found.slot,
+        fill=found.fill,
+        once=found.once,
+        most_to_end=found.most_to_end,
         right_class=right_class,
         num_classes=int(right_class.max()) + 1,
         transfer=np.ascontiguousarray(transfer),
@@ -104,39 +118,54 @@ def stage_options(
         more_batches=float(problem.num_microbatches - 1),
         hides=schedule.hides_transfers,
     )
-    where = np.column_stack((rows[row], variant))
     return StageOptions(
         options=options, where=where, num_stages=num_stages, devices=_devices(problem)
     )
 
 
-def most_to_end(problem: StageProblem, rows: Ints, num_stages: int = 0) -> Ints:
-    """How many stages to the end memory allows a stage, itself counted; 0 if none.
-
-    Args:
-        problem: What is to be cut.
-        rows: First layer, last layer, submesh, a row each.
-        num_stages: As in `stage_options`.
-
-    Returns:
-        One row for each, one column for each variant.
-    """
-    costs = problem.costs
-    at = tuple(rows.T)
-    memory = np.array([m.memory_bytes for m in costs.submeshes], np.float64)[rows[:, 2]]
-    resident, temporary = costs.resident_bytes[at], costs.temporary_bytes[at]
-    held = costs.microbatch_bytes[at]
+def _possible(problem: StageProblem, num_stages: int, at_most_s: float) -> _Listed:
+    """List the stages that fit into memory and are not left out."""
+    costs, schedule = problem.costs, problem.schedule
+    size = np.array([m.num_devices for m in costs.submeshes])
+    memory = np.array([m.memory_bytes for m in costs.submeshes], np.float64)
+    num_kinds, num_variants = costs.microbatch_s.shape[2:]
+    layers = np.arange(costs.num_layers)
+    length = layers[None, :] - layers[:, None] + 1
+    # Interleaved stages have a layer for each chunk.
+    exists = (length >= schedule.chunks)[:, :, None] & (size <= problem.num_devices)
+    exists = np.isfinite(costs.microbatch_s) & exists[..., None]
+    if problem.allowed is not None:
+        exists &= problem.allowed
+    place = np.flatnonzero(exists)
+    columns = {name: column.ravel()[place] for name, column in costs.columns().items()}
+    for name, column in columns.items():
+        # NaN is not >= 0.
+        if not (column >= 0).all():
+            raise ValueError(f"`{name}` holds values that are no numbers or below 0")
+    slot, once = columns["microbatch_s"] + columns.get("gather_s", 0.0), columns["once_s"]
+    group = place // num_variants
     length = num_stages or costs.num_layers
-    in_flight = np.array(
-        [
-            problem.schedule.in_flight(s, length, problem.num_microbatches)
-            for s in range(1, length + 1)
-        ],
-        np.float64,
+    count = problem.num_microbatches
+    in_flight = [schedule.in_flight(s, length, count) for s in range(1, length + 1)]
+    most = most_that_fit(
+        columns["resident_bytes"],
+        columns["microbatch_bytes"],
+        columns["temporary_bytes"],
+        memory[group % num_kinds],
+        np.array(in_flight, np.float64),
     )
-    return most_that_fit(
-        resident, held, temporary, memory, in_flight, np.isfinite(costs.microbatch_s[at])
-    )
+    is_possible = most >= 1
+    if math.isfinite(at_most_s):
+        is_possible &= count * slot + once <= at_most_s * _ROUNDING
+    listed = _Listed(place, group, slot, schedule.fill_s(slot), once, most)
+    return listed.only(is_possible)
+
+
+def _unbeaten(listed: _Listed) -> _Listed:
+    """Leave out what a variant of the same layers and submesh beats; sort each group by fill."""
+    _, group, slot, fill, once, most = listed
+    listed = listed.only(~dominated(group, slot, fill, once, most))
+    return listed.only(np.lexsort((listed.fill, listed.group)))
 
 
 def _devices(problem: StageProblem) -> Devices:

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from meshwise.inter.stages.submeshes import StageSubmesh
-from meshwise.kernels.arrays import Floats
+from meshwise.kernels.arrays import Bools, Floats
 from meshwise.schedules.one_f_one_b import ALPA, ONE_F_ONE_B
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.units import bytes_text
@@ -46,10 +46,10 @@ class StageCosts:
     gather_s: Floats | None = None
 
     def __post_init__(self) -> None:
-        """Check shapes and signs.
+        """Check shapes.
 
         Raises:
-            ValueError: arrays differ in shape, do not fit the submeshes, or hold what is no cost.
+            ValueError: arrays differ in shape, or do not fit the submeshes.
         """
         shape = self.microbatch_s.shape
         if (
@@ -59,14 +59,9 @@ class StageCosts:
             or not shape[3]
         ):
             raise ValueError(f"costs have shape {shape}, expected (L, L, {len(self.submeshes)}, V)")
-        exists = np.isfinite(self.microbatch_s)
         for name, array in self.columns().items():
             if array.shape != shape:
                 raise ValueError(f"`{name}` has shape {array.shape}, `microbatch_s` {shape}")
-            # One pass is enough for most; NaN is not >= 0.
-            is_sure = bool(array.min(initial=0.0) >= 0)
-            if not is_sure and (np.isnan(array).any() or ((array < 0) & exists).any()):
-                raise ValueError(f"`{name}` holds values that are no numbers or below 0")
 
     @property
     def num_layers(self) -> int:
@@ -124,6 +119,7 @@ class StageProblem:
             after layer k, forward and backward together, between submeshes of these kinds; shape
             (L - 1, M, M).  None: no time.
         use_all_devices: Whether every device must belong to a stage.
+        allowed: Which stages may be chosen, with the index of the costs; None: all that exist.
     """
 
     costs: StageCosts
@@ -132,6 +128,7 @@ class StageProblem:
     schedule: PipelineSchedule = ONE_F_ONE_B
     transfer_s: Floats | None = None
     use_all_devices: bool = False
+    allowed: Bools | None = None
 
     def __post_init__(self) -> None:
         """Check what can be checked by itself.

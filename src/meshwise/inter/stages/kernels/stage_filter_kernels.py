@@ -10,85 +10,70 @@ from meshwise.kernels.compiler import light_kernel
 
 @light_kernel
 def most_that_fit(
-    resident: Floats,
-    held: Floats,
-    temporary: Floats,
-    memory: Floats,
-    in_flight: Floats,
-    possible: Bools,
+    resident: Floats, held: Floats, temporary: Floats, memory: Floats, in_flight: Floats
 ) -> Ints:
     """How many stages to the end memory allows, itself counted; 0 if none.
 
     Args:
-        resident: Bytes, one row for each run of layers on a submesh, one column for each variant.
+        resident: Bytes of each stage.
         held: Bytes for each micro-batch in flight.
         temporary: Bytes on top.
-        memory: Of a device, one for each row.
+        memory: Of a device of each stage.
         in_flight: Micro-batches in flight with 1, 2, ... stages to the end, never falling.
-        possible: Variants that are looked at, a row each; 0 for others.
     """
-    rows, columns = resident.shape
-    most = np.zeros((rows, columns), np.int64)
-    for row in range(rows):
-        for v in range(columns):
-            if not possible[row, v]:
-                continue
-            low, high = 0, len(in_flight)
-            while low < high:
-                middle = (low + high + 1) // 2
-                # As `memory_bytes` adds: the same sum, compared with the same limit.
-                held_then = in_flight[middle - 1] * held[row, v]
-                if resident[row, v] + held_then + temporary[row, v] <= memory[row]:
-                    low = middle
-                else:
-                    high = middle - 1
-            most[row, v] = low
+    most = np.zeros(len(resident), np.int64)
+    for at in range(len(resident)):
+        low, high = 0, len(in_flight)
+        while low < high:
+            middle = (low + high + 1) // 2
+            # As `memory_bytes` adds: the same sum, compared with the same limit.
+            held_then = in_flight[middle - 1] * held[at]
+            if resident[at] + held_then + temporary[at] <= memory[at]:
+                low = middle
+            else:
+                high = middle - 1
+        most[at] = low
     return most
 
 
 @light_kernel
 def dominated(
-    microbatch_s: Floats,
-    fill_s: Floats,
-    once_s: Floats,
-    most: Ints,
-    possible: Bools,
+    group: Ints, microbatch_s: Floats, fill_s: Floats, once_s: Floats, most: Ints
 ) -> Bools:
-    """Variants that another of the same layers and submesh beats or equals in every number.
+    """Stages that another of the same group beats or equals in every number.
 
     With less time, fill, time once a step, and as many stages to the end, a stage can take the
-    place of another in any solution and T does not rise.  Of equal variants the first stays.
+    place of another in any solution and T does not rise.  Of equal ones the first stays.
 
     Args:
-        microbatch_s: One row for each run of layers on a submesh, one column for each variant;
-            so are the others.
+        group: Which layers on which submesh; stages of a group follow one another.
+        microbatch_s: Of each stage.
         fill_s: Of the schedule.
         once_s: Once a step.
         most: Stages to the end at most.
-        possible: The variants to be compared.
     """
-    rows, columns = microbatch_s.shape
-    worse = np.zeros((rows, columns), np.bool_)
-    for row in range(rows):
-        for v in range(columns):
-            if not possible[row, v]:
-                continue
-            for u in range(columns):
-                if u == v or not possible[row, u] or most[row, u] < most[row, v]:
-                    continue
-                if (
-                    microbatch_s[row, u] > microbatch_s[row, v]
-                    or fill_s[row, u] > fill_s[row, v]
-                    or once_s[row, u] > once_s[row, v]
-                ):
-                    continue
+    count = len(group)
+    worse = np.zeros(count, np.bool_)
+    first = 0
+    for v in range(count):
+        if group[v] != group[first]:
+            first = v
+        u = first
+        while u < count and group[u] == group[v] and not worse[v]:
+            beats = (
+                u != v
+                and most[u] >= most[v]
+                and microbatch_s[u] <= microbatch_s[v]
+                and fill_s[u] <= fill_s[v]
+                and once_s[u] <= once_s[v]
+            )
+            if beats:
                 is_less = (
-                    most[row, u] > most[row, v]
-                    or microbatch_s[row, u] < microbatch_s[row, v]
-                    or fill_s[row, u] < fill_s[row, v]
-                    or once_s[row, u] < once_s[row, v]
+                    most[u] > most[v]
+                    or microbatch_s[u] < microbatch_s[v]
+                    or fill_s[u] < fill_s[v]
+                    or once_s[u] < once_s[v]
                 )
-                if is_less or u < v:
-                    worse[row, v] = True
-                    break
+                worse[v] = is_less or u < v
+            u += 1
     return worse

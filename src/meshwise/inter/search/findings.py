@@ -1,0 +1,77 @@
+"""What searches over the same layers hand on, so that the next begins with what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshwise.inter.cost_table.second_process import SecondProcess
+from meshwise.inter.cost_table.variant import Variant
+from meshwise.inter.cost_table.variant_costs import VariantCosts
+from meshwise.inter.search.closer_look import CloserLook
+from meshwise.inter.search.lazy_table import LazyTable
+from meshwise.inter.search.run_needs import KnownNeeds
+from meshwise.inter.stages.submeshes import StageSubmesh
+
+
+@dataclass(slots=True, eq=False)
+class Findings:
+    """What is known of layers on a cluster.
+
+    Attributes:
+        costs: Plans the layers.
+        num_devices: Of the cluster.
+        closer: Looks at single layers.
+        needs: What runs of layers need at least.
+    """
+
+    costs: VariantCosts
+    num_devices: int
+    closer: CloserLook = field(init=False)
+    needs: KnownNeeds = field(init=False)
+    _space: object = field(init=False, default=None)
+    _tables: dict[tuple[int, int], LazyTable] = field(
+        init=False, default_factory=dict[tuple[int, int], LazyTable]
+    )
+
+    def __post_init__(self) -> None:
+        self.closer = CloserLook(self.costs, self.num_devices)
+        self.needs = KnownNeeds(self.costs)
+
+    def table(
+        self,
+        submeshes: Sequence[StageSubmesh],
+        variants: Sequence[tuple[Variant, ...]],
+        num_microbatches: int,
+        *,
+        bounds_of: int,
+        is_cautious: bool,
+        beside: SecondProcess,
+        report: Callable[[str], object],
+    ) -> LazyTable:
+        """Return the costs of stages, whatever memory is left free; the arguments are a table's.
+
+        Only tables of the last space of stages are kept: they are large.
+
+        Raises:
+            TraceError: the step does not separate into so many micro-batches.
+        """
+        places = tuple(replace(m, memory_bytes=0.0, reserved_bytes=0.0) for m in submeshes)
+        space = (places, tuple(variants), is_cautious)
+        if space != self._space:
+            self._space, self._tables = space, {}
+        key = num_microbatches, bounds_of
+        if key in self._tables:
+            self._tables[key].serve(submeshes, beside, report)
+        else:
+            self._tables[key] = LazyTable(
+                self.costs,
+                submeshes,
+                variants,
+                num_microbatches,
+                bounds_of=bounds_of,
+                is_cautious=is_cautious,
+                beside=beside,
+                report=report,
+            )
+        return self._tables[key]
