@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshwise as mw
 from doubles.perceptron import perceptron
@@ -55,7 +57,7 @@ def test_what_else_an_error_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_of_a_later_search_is_no_part_of_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    error = UnsearchedMemoryError("values wait there", 0.1, 1.0)
+    error = UnsearchedMemoryError("values wait there", 0.1, 1.0, 0.0)
     error.__cause__ = NAMED
     assert refusal(error, monkeypatch) is error
 
@@ -69,7 +71,7 @@ def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
     def without_room(asked: PipelineSearch) -> None:
         shares.append(asked.options.reserved_share)
         if len(shares) == 1:
-            raise UnsearchedMemoryError("no room", 0.1, least_s)
+            raise UnsearchedMemoryError("no room", 0.1, least_s, 0.0)
 
     monkeypatch.setattr(room, "planned_together", without_room)
     unused: Any = None
@@ -85,3 +87,34 @@ def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
     assert room._with_some_room(asked) is None
     assert len(shares) == num_searches
     assert math.isclose(max(shares), 0.1 * (num_searches - 1))
+
+
+@given(
+    spare=st.lists(st.floats(0.0, 0.6), min_size=1, max_size=6),
+    has_room=st.lists(st.booleans(), min_size=6, max_size=6),
+    missing=st.floats(0.001, 0.3),
+)
+def test_no_stages_without_room_are_found_twice(
+    spare: list[float], has_room: list[bool], missing: float
+) -> None:
+    found: list[int] = []
+
+    def planned(options: SearchOptions) -> int:
+        # The first stages that fit, as the search counts them.
+        fit = [n for n, share in enumerate(spare) if share >= options.reserved_share]
+        if not fit:
+            raise InfeasibleError("nothing fits")
+        found.append(fit[0])
+        if not has_room[fit[0]]:
+            raise UnsearchedMemoryError("no room", missing, 1.0, spare[fit[0]])
+        return fit[0]
+
+    try:
+        chosen = room.with_memory_free(
+            SearchOptions(batch_size=8, step_flop=1.0), planned, lambda _: None
+        )
+    except UnsearchedMemoryError:
+        assert not any(has_room[n] for n in found)
+    else:
+        assert has_room[chosen]
+    assert len(found) == len(set(found))

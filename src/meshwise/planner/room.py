@@ -22,6 +22,8 @@ from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.units import bytes_text
 
 _Found = TypeVar("_Found")
+# By so much of the memory more is left free than stages leave that have no room.
+_A_BIT = 1e-3
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
 
@@ -139,7 +141,8 @@ def with_memory_free(
     These are gradients of weights that wait, values of other layers that change their layout, and
     values that wait between layers.
     Where there is no room the search is repeated with so much memory left free, at least twice as
-    much as before; where nothing fits then, with amounts in between.
+    much as before, and more than the stages leave free that were found: else it finds them again.
+    Where nothing fits then, it is repeated with amounts in between.
 
     Args:
         options: What is searched.
@@ -162,16 +165,18 @@ def with_memory_free(
         try:
             return planned(options)
         except UnsearchedMemoryError as error:
-            first, least, last = first or error, share, error
+            first, last = first or error, error
+            least = max(share, error.spare_share)
             more = max(error.missing_share, share, LEAST_RESERVED)
-            share = min(share + more, most_reserved, (share + most) / 2)
+            share = max(share + more, least + _A_BIT)
+            share = min(share, most_reserved, (least + most) / 2)
         except (InfeasibleError, PlanError) as error:
             # What is left free is not the fault of a pin.
             if first is None:
                 raise
             most, last = share, error
             share = (least + share) / 2
-        if share - least < LEAST_RESERVED or most - share < LEAST_RESERVED:
+        if share <= least or most - least < 2 * LEAST_RESERVED:
             raise first from (None if last is first else last)
         report(f"{last}; again with {share:.1%} of the memory left free")
         options = replace(options, reserved_share=share)

@@ -110,11 +110,15 @@ def test_a_candidate_without_room_does_not_end_the_others(monkeypatch: pytest.Mo
     most = max(free.mesh_peak_bytes)
 
     def refused(
-        stages: Sequence[Stage], table: Schedule, changing: Collection[int], least_s: float
+        stages: Sequence[Stage],
+        table: Schedule,
+        changing: Collection[int],
+        least_s: float,
+        spare_share: float,
     ) -> None:
         held, used = [s.held_bytes for s in stages], [s.temporary_bytes for s in stages]
         if max(mesh_peaks(table.mesh_of_stage, held, used)) >= most:
-            raise UnsearchedMemoryError("no room", 0.03, least_s)
+            raise UnsearchedMemoryError("no room", 0.03, least_s, spare_share)
 
     monkeypatch.setattr(finishing, "check_room", refused)
     other = parallel("interleaved-1f1b", most, stages=4).plan(*ARGUMENTS)

@@ -23,7 +23,7 @@ from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.search.unsearched_memory import check_room
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
-from meshwise.inter.stages.stage_problem import StageSpan, in_flight
+from meshwise.inter.stages.stage_problem import StageSpan, in_flight, spare_share
 from meshwise.pieces.neighbours import CrossingNames, Neighbours
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
@@ -330,7 +330,13 @@ def finished(
     )
     changing = [k for k, s in enumerate(placed.stages) if any(_extras(s, placed.arrivals))]
     least_s = min(timeline.step_time_s, found.plan.total_s)
-    check_room(placed.stages, placed.table, changing, least_s)
+    check_room(
+        placed.stages,
+        placed.table,
+        changing,
+        least_s,
+        spare_share(found.problem, found.plan.stages),
+    )
     bare = chosen.plan(cluster, placed, timeline, batch_size, step_flop)
     bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))
     plan = with_work(bare, chosen.piece, placed.arrivals)

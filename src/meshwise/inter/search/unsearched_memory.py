@@ -16,13 +16,16 @@ class UnsearchedMemoryError(InfeasibleError):
     Attributes:
         missing_share: Of the memory of a device, what a stage needs beyond it.
         least_s: Seconds that a step would take, the less of what formula and simulation say.
+        spare_share: Of the memory, what may be left free while the same stages fit as the search
+            counts them: with less left free it finds them again.
     """
 
-    def __init__(self, text: str, missing_share: float, least_s: float) -> None:
+    def __init__(self, text: str, missing_share: float, least_s: float, spare_share: float) -> None:
         """Say how much is missing."""
         super().__init__(text)
         self.missing_share = missing_share
         self.least_s = least_s
+        self.spare_share = spare_share
 
 
 class NamedMemoryError(InfeasibleError):
@@ -41,7 +44,11 @@ class NamedMemoryError(InfeasibleError):
 
 
 def check_room(
-    stages: Sequence[Stage], table: Schedule, changing: Collection[int], least_s: float
+    stages: Sequence[Stage],
+    table: Schedule,
+    changing: Collection[int],
+    least_s: float,
+    spare_share: float,
 ) -> None:
     """Check that there is room for what the search did not count.
 
@@ -50,6 +57,7 @@ def check_room(
         table: Their schedule.
         changing: The stages that change the layout of values of other layers.
         least_s: Seconds of a step of theirs, the less of what formula and simulation say.
+        spare_share: Of the memory, what may be left free while the search finds them.
 
     Raises:
         UnsearchedMemoryError: there is none.
@@ -65,6 +73,7 @@ def check_room(
                 f"and there are {bytes_text(has)}: {'; '.join(reasons)}",
                 peak / has - 1.0,
                 least_s,
+                spare_share,
             )
 
 

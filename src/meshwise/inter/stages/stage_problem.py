@@ -204,3 +204,22 @@ def memory_bytes(problem: StageProblem, stages: Sequence[StageSpan], index: int)
         index: Number of the stage.
     """
     return float(problem.costs.peak_bytes(in_flight(problem, stages, index), stages[index].place))
+
+
+def spare_share(problem: StageProblem, stages: Sequence[StageSpan]) -> float:
+    """Return the share of the memory of devices that may be left free while stages fit.
+
+    0 where several stages share the memory of a mesh.
+
+    Args:
+        problem: What the stages were chosen from.
+        stages: All stages, in order.
+    """
+    if problem.schedule.chunks > 1:
+        return 0.0
+    used: list[float] = []
+    for number, stage in enumerate(stages):
+        submesh = problem.costs.submeshes[stage.submesh]
+        all_bytes = submesh.memory_bytes + submesh.reserved_bytes
+        used.append(memory_bytes(problem, stages, number) / all_bytes)
+    return 1.0 - max(used)
