@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import meshwise as mw
@@ -21,6 +21,7 @@ from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.search.best_cuts import best_cuts
+from meshwise.inter.search.chunked_pipeline import Shape, count_at_peak
 from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.interleaving import interleaved_pipelines
@@ -32,7 +33,8 @@ from meshwise.planner.pipeline import layers_of
 from meshwise.report.simulation_text import simulation_text
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
-from meshwise.schedules.registry import choices, make_schedule
+from meshwise.schedules.pipeline_schedule import PipelineSchedule
+from meshwise.schedules.registry import SEARCHED, choices, make_schedule
 from meshwise.simulate.plan import Changes, simulate_plan
 from meshwise.trace.step import StepSignature
 from oracle.problem import quick_jit
@@ -84,6 +86,29 @@ def test_what_a_mesh_holds_is_the_most_of_any_time(n: int, v: int, rounds: int, 
             now += sizes[task.stage] * (1 if task.kind == "F" else -1)
             most = max(most, now)
         assert sum(count * sizes[k] for k, count in held.items()) == most
+
+
+@pytest.mark.parametrize("schedule", [s for s in SEARCHED if s.chunks > 1], ids=lambda s: s.choice)
+@settings(deadline=None)
+@given(n=st.integers(2, 6), v=st.integers(2, 4), rounds=st.integers(1, 9), seed=st.integers(0, 99))
+def test_few_micro_batches_say_what_a_mesh_holds_of_many(
+    schedule: PipelineSchedule, n: int, v: int, rounds: int, seed: int
+) -> None:
+    if schedule.any_chunks:
+        schedule = replace(schedule, chunks=v)
+    count, stages = n * rounds, n * schedule.chunks
+    assume(schedule.allows(n, count))
+    kind = mw.Cluster.virtual("1x dgx-a100").submesh_kinds()[0]
+    few = count_at_peak(Shape(kind, n, count, 1, schedule))
+    assert few <= max(2 * n, 1)
+    sizes = [float(x) for x in np.random.default_rng(seed).integers(1, 9, stages)]
+    for mesh in range(n):
+        of_few, of_all = (
+            held_at_peak(schedule.table(stages, c, n), mesh, sizes, [0.0] * stages)
+            for c in (few, count)
+        )
+        num_bytes = [sum(h.in_flight * sizes[k] for k, h in o.items()) for o in (of_few, of_all)]
+        assert num_bytes[0] == num_bytes[1]
 
 
 def step(made_of: Any = unet_step, **options: Any) -> tuple[Any, Any]:

@@ -213,7 +213,7 @@ def _least_s(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
 def _peak_bytes(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
     """Bytes of one device of the fullest mesh."""
     schedule, stages = shape.schedule, shape.num_stages
-    table = schedule.table(stages, shape.num_microbatches, shape.num_meshes)
+    table = schedule.table(stages, count_at_peak(shape), shape.num_meshes)
     sizes = [float(runs.microbatch_bytes[at]) for at in cuts]
     # What gradients of weights wait for is not known yet.
     late = [0.0] * stages
@@ -228,6 +228,18 @@ def _peak_bytes(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
             + max(float(runs.temporary_bytes[cuts[k]]) for k in held)
         )
     return max(peaks)
+
+
+def count_at_peak(shape: Shape) -> int:
+    """Return micro-batches with which each mesh holds as much as with all: later rounds repeat.
+
+    Args:
+        shape: The meshes, and what they run.
+    """
+    schedule, meshes, every = shape.schedule, shape.num_meshes, shape.num_microbatches
+    few = min(every, 2 * meshes)
+    in_flight = [schedule.in_flight(meshes, meshes, count) for count in (few, every)]
+    return few if in_flight[0] == in_flight[1] else every
 
 
 def _best_cuts(
