@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import meshwise as mw
@@ -89,6 +89,11 @@ def test_less_memory_is_searched_only_if_the_step_could_be_the_fastest(
     assert math.isclose(max(shares), 0.1 * (num_searches - 1))
 
 
+@example(
+    spare=[0.162, 0.247, 0.252],
+    has_room=[False, False, True, False, False, False],
+    missing=0.05,
+)
 @given(
     spare=st.lists(st.floats(0.0, 0.6), min_size=1, max_size=6),
     has_room=st.lists(st.booleans(), min_size=6, max_size=6),
@@ -118,3 +123,18 @@ def test_no_stages_without_room_are_found_twice(
     else:
         assert has_room[chosen]
     assert len(found) == len(set(found))
+
+
+def test_stages_just_above_those_that_are_refused_are_found() -> None:
+    def planned(options: SearchOptions) -> int:
+        share = options.reserved_share
+        # What stages leave free as the search counts them, and what they lack.
+        for number, (spare, missing) in enumerate(((0.162, 0.055), (0.247, 0.046), (0.252, 0.0))):
+            if share <= spare:
+                if missing:
+                    raise UnsearchedMemoryError("no room", missing, 1.0, spare)
+                return number
+        raise InfeasibleError("nothing fits")
+
+    options = SearchOptions(batch_size=8, step_flop=1.0)
+    assert room.with_memory_free(options, planned, lambda _: None) == 2

@@ -32,7 +32,7 @@ from meshwise.units import counted
 
 # Of what is to be beaten; what takes longer by the formula hardly ever becomes faster.
 HOPELESS = 1.02
-# Of the memory, left free at most for what the search does not count: beyond it others are better.
+# Of the memory, left free at most for what the search does not count.
 MOST_RESERVED = 0.5
 # If the least memory that was found is more than there is by less than this factor, it is searched.
 _NEARLY = 1.1

@@ -22,7 +22,7 @@ from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.units import bytes_text
 
 _Found = TypeVar("_Found")
-# By so much of the memory more is left free than stages leave that have no room.
+# Added to what refused stages leave free, as a share of the memory.
 _A_BIT = 1e-3
 # To say how much memory suffices so many amounts are tried, each more than the last by this part.
 _MOST_TRIES, _MORE = 12, 0.05
@@ -141,8 +141,8 @@ def with_memory_free(
     These are gradients of weights that wait, values of other layers that change their layout, and
     values that wait between layers.
     Where there is no room the search is repeated with so much memory left free, at least twice as
-    much as before, and more than the stages leave free that were found: else it finds them again.
-    Where nothing fits then, it is repeated with amounts in between.
+    much as before, and more than the stages just found leave free: with less the search would find
+    the same stages again.  Where nothing fits then, it is repeated with amounts in between.
 
     Args:
         options: What is searched.
@@ -176,7 +176,9 @@ def with_memory_free(
                 raise
             most, last = share, error
             share = (least + share) / 2
-        if share <= least or most - least < 2 * LEAST_RESERVED:
+        if most - least < 2 * LEAST_RESERVED:
+            share = least + _A_BIT
+        if not least < share < most:
             raise first from (None if last is first else last)
         report(f"{last}; again with {share:.1%} of the memory left free")
         options = replace(options, reserved_share=share)

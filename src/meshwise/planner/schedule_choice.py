@@ -25,7 +25,7 @@ from meshwise.schedules.registry import searched_together
 from meshwise.simulate.simulated_plan import best_by_schedule
 from meshwise.trace.layers.layering import Layering
 
-# Where more of the memory must be left free 1F1B with delays is not searched first.
+# If a larger share of the memory must be left free, 1F1B with delays is not the first.
 _LITTLE = 0.05
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
@@ -125,9 +125,8 @@ def _promising(
 ) -> PlannedPipeline | None:
     """Search 1F1B with delays, the fastest most often, before others, which then have more to beat.
 
-    Where memory is tight, by more than `_LITTLE` of it, or one stage is the best, the step that is
-    to be beaten would keep the search for 1F1B from a faster one; then nothing is taken, and
-    nothing is lost but time.
+    Where more than `_LITTLE` of the memory must be left free, or one stage is the best, such a step
+    would keep the search for 1F1B from a faster one.  Then nothing is taken; only time is lost.
 
     Args:
         asked: What is searched.

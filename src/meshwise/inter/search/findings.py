@@ -49,9 +49,10 @@ class Findings:
         beside: SecondProcess,
         report: Callable[[str], object],
     ) -> LazyTable:
-        """Return the costs of stages, whatever memory is left free; the arguments are a table's.
+        """Return the costs of stages; the arguments are those of `LazyTable`.
 
-        Only tables of the last space of stages are kept: they are large.
+        The table may have served another search, with more or less memory left free.  Only tables
+        of the last space of stages are kept: they are large.
 
         Raises:
             TraceError: the step does not separate into so many micro-batches.

@@ -81,7 +81,7 @@ class KnownNeeds:
         )
 
     def _bounds(self, key: BoundsKey) -> RunBounds | None:
-        """Bounds without what gathers take: others may send it in less time than is priced."""
+        """Bounds without gathers, which may take less time than the search takes them to need."""
         if key not in self._ungathered:
             self._ungathered[key] = self._without_gathers(key)
         return self._ungathered[key]

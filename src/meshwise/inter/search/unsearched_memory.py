@@ -16,8 +16,8 @@ class UnsearchedMemoryError(InfeasibleError):
     Attributes:
         missing_share: Of the memory of a device, what a stage needs beyond it.
         least_s: Seconds that a step would take, the less of what formula and simulation say.
-        spare_share: Of the memory, what may be left free while the same stages fit as the search
-            counts them: with less left free it finds them again.
+        spare_share: Of the memory, what the stages leave free by the count of the search.  If less
+            is to be left free, the search finds the same stages again.
     """
 
     def __init__(self, text: str, missing_share: float, least_s: float, spare_share: float) -> None:
@@ -57,7 +57,7 @@ def check_room(
         table: Their schedule.
         changing: The stages that change the layout of values of other layers.
         least_s: Seconds of a step of theirs, the less of what formula and simulation say.
-        spare_share: Of the memory, what may be left free while the search finds them.
+        spare_share: Of the memory, what they leave free by the count of the search.
 
     Raises:
         UnsearchedMemoryError: there is none.

@@ -48,7 +48,7 @@ class _Listed(NamedTuple):
 
     Attributes:
         place: Where the costs have it, as one number.
-        group: The same of its layers and submesh.
+        group: Number of its layers on its submesh.
         slot, fill, once, most_to_end: As `Options` has them.
     """
 
@@ -83,7 +83,7 @@ def stage_options(
         at_most_s: Stages are left out whose own work takes longer in a step.
 
     Raises:
-        ValueError: costs are no numbers, or below 0.
+        ValueError: costs of such a stage are no numbers, or below 0.
     """
     costs, schedule = problem.costs, problem.schedule
     num_layers = costs.num_layers
@@ -133,7 +133,7 @@ def _possible(problem: StageProblem, num_stages: int, at_most_s: float) -> _List
     length = layers[None, :] - layers[:, None] + 1
     # Interleaved stages have a layer for each chunk.
     exists = (length >= schedule.chunks)[:, :, None] & (size <= problem.num_devices)
-    exists = np.isfinite(costs.microbatch_s) & exists[..., None]
+    exists = (costs.microbatch_s != np.inf) & exists[..., None]
     if problem.allowed is not None:
         exists &= problem.allowed
     place = np.flatnonzero(exists)
@@ -154,7 +154,7 @@ def _possible(problem: StageProblem, num_stages: int, at_most_s: float) -> _List
         memory[group % num_kinds],
         np.array(in_flight, np.float64),
     )
-    is_possible = most >= 1
+    is_possible = (most >= 1) & np.isfinite(slot)
     if math.isfinite(at_most_s):
         is_possible &= count * slot + once <= at_most_s * _ROUNDING
     listed = _Listed(place, group, slot, schedule.fill_s(slot), once, most)

@@ -119,7 +119,7 @@ class StageProblem:
             after layer k, forward and backward together, between submeshes of these kinds; shape
             (L - 1, M, M).  None: no time.
         use_all_devices: Whether every device must belong to a stage.
-        allowed: Which stages may be chosen, with the index of the costs; None: all that exist.
+        allowed: Which stages may be chosen, indexed as the costs; None: all that exist.
     """
 
     costs: StageCosts
