@@ -202,7 +202,13 @@ def _planned(
     )
     asked.simulated.append(simulated(plan))
     decisions = stage_decisions(found, costs)
-    return PlannedPipeline(layers=layers, plan=plan, timeline=timeline, decisions=decisions)
+    return PlannedPipeline(
+        layers=layers,
+        plan=plan,
+        timeline=timeline,
+        decisions=decisions,
+        is_tight=found.is_tight,
+    )
 
 
 def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:

@@ -64,6 +64,8 @@ class PipelineSearch:
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
         most_reserved: Share of the memory that is left free at most for what is not counted.
+        beats_tight: Whether what is to be beaten was found among plans that hold as little as they
+            can; then these are searched too where no other is faster.
         looks_further: Whether plans that hold as little as they can are searched where nothing
             else fits.
         simulated: What was simulated, to be added to.
@@ -79,6 +81,7 @@ class PipelineSearch:
     far_s: float = math.inf
     seeks_remedies: Callable[[], bool] = always
     most_reserved: float = MOST_RESERVED
+    beats_tight: bool = False
     looks_further: bool = True
     simulated: list[SimulatedPlan] = field(default_factory=list[SimulatedPlan])
 
@@ -156,8 +159,8 @@ def _search(
     """Search; where nothing fits, search once more among plans that hold as little as they can.
 
     Raises:
-        NothingFasterError: nothing that fits is faster than a step that is to be beaten; then
-            plans that hold as little as they can are not looked at, which are slow.
+        NothingFasterError: nothing that fits is faster than a step that is to be beaten; plans that
+            hold as little as they can are slow, and looked at only if that step is one of them.
         InfeasibleError: nothing fits; it says with how much memory something would, unless a
             schedule takes room that the search does not know of.
     """
@@ -168,7 +171,10 @@ def _search(
         first = replace(options, every_group=False)
         return find(first, report, below_s=asked.cutoff_s, far_s=asked.far_s)
     except NothingFasterError:
-        raise
+        if not asked.beats_tight:
+            raise
+        tight = replace(_least_held(options), shares_bounds=False)
+        return find(tight, report, below_s=asked.cutoff_s, far_s=asked.far_s)
     except InfeasibleError:
         if not asked.looks_further:
             raise

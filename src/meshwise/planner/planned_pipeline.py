@@ -21,6 +21,7 @@ class PlannedPipeline:
         plan: Its stages.
         timeline: A simulated step.
         decisions: For each stage the plans of its layers.
+        is_tight: Whether plans that hold as little as they can were among those that were searched.
         simulated: The best of each schedule that was simulated, fastest first.
     """
 
@@ -28,6 +29,7 @@ class PlannedPipeline:
     plan: Plan
     timeline: Timeline
     decisions: tuple[tuple[GraphDecision, ...], ...]
+    is_tight: bool = False
     simulated: tuple[SimulatedPlan, ...] = ()
 
     @property

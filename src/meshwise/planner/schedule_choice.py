@@ -99,6 +99,7 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
             options=replace(options, schedules=group),
             cutoff_s=cutoff_s,
             far_s=math.inf if best is None else HOPELESS * _most_s(best.plan),
+            beats_tight=best is not None and best.is_tight,
             seeks_remedies=never if best or is_plain in failed else asked.seeks_remedies,
         )
         try:

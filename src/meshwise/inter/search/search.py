@@ -29,6 +29,7 @@ from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.lazy_table import LazyTable
 from meshwise.inter.search.microbatch_counts import Group, bounds_of, groups, most_stages
 from meshwise.inter.search.search_space import (
+    DEAREST,
     SearchOptions,
     asked_submeshes,
     guessed_s,
@@ -77,6 +78,7 @@ class FoundPipeline:
         tried: Seconds of the best step for each number of micro-batches; infinite where nothing
             fits that is faster than the best.
         replanned: Plans of stages that are better than those of their variants (`replan`).
+        is_tight: Whether plans that hold as little as they can were among those that were searched.
         whole: One stage on all devices that might be faster if it fitted; what is known of its
             costs may be bounds.  None if there is no such stage.
     """
@@ -87,6 +89,7 @@ class FoundPipeline:
     variants: tuple[tuple[Variant, ...], ...]
     tried: dict[int, float]
     replanned: dict[StageSpan, RunPlan] = field(default_factory=dict[StageSpan, RunPlan])
+    is_tight: bool = False
     whole: FoundPipeline | None = None
 
 
@@ -232,6 +235,7 @@ class _Search:
             kinds=tuple(self.kinds),
             variants=tuple(self.variants),
             tried=self.tried,
+            is_tight=DEAREST in self.options.prices,
         )
         return replace(found, whole=self._whole(best, found))
 
