@@ -32,7 +32,7 @@ from meshwise.units import counted
 
 # Of what is to be beaten; what takes longer by the formula hardly ever becomes faster.
 HOPELESS = 1.02
-# Of the memory, left free at most for what the search does not count.
+# The largest share of the memory that is left free for what the search does not count.
 MOST_RESERVED = 0.5
 # If the least memory that was found is more than there is by less than this factor, it is searched.
 _NEARLY = 1.1
@@ -64,8 +64,8 @@ class PipelineSearch:
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
         most_reserved: Share of the memory that is left free at most for what is not counted.
-        beats_tight: Whether what is to be beaten was found among plans that hold as little as they
-            can; then these are searched too where no other is faster.
+        beats_tight: Whether the step to be beaten comes from a search among plans that hold as
+            little as they can; then such plans are searched too if no other is faster.
         looks_further: Whether plans that hold as little as they can are searched where nothing
             else fits.
         simulated: What was simulated, to be added to.
@@ -167,13 +167,13 @@ def _search(
     cluster, report = asked.cluster, asked.report
     findings = asked.plans.findings(costs, cluster.num_devices)
     find = partial(search, source, cluster, costs=costs, findings=findings)
+    tight = replace(_least_held(options), shares_bounds=False)
     try:
         first = replace(options, every_group=False)
         return find(first, report, below_s=asked.cutoff_s, far_s=asked.far_s)
     except NothingFasterError:
         if not asked.beats_tight:
             raise
-        tight = replace(_least_held(options), shares_bounds=False)
         return find(tight, report, below_s=asked.cutoff_s, far_s=asked.far_s)
     except InfeasibleError:
         if not asked.looks_further:
@@ -184,7 +184,6 @@ def _search(
         counts = least_memory_counts(options, cluster.num_devices)
         least = least_memory(cluster, options, costs, counts, report)
     has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
-    tight = replace(_least_held(options), shares_bounds=False)
     if least is None or least.num_bytes <= has * _NEARLY:
         with suppress(InfeasibleError):
             return find(tight, report)

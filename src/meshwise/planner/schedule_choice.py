@@ -25,7 +25,7 @@ from meshwise.schedules.registry import searched_together
 from meshwise.simulate.simulated_plan import best_by_schedule
 from meshwise.trace.layers.layering import Layering
 
-# If a larger share of the memory must be left free, 1F1B with delays is not the first.
+# If a larger share of the memory must be left free, 1F1B with delays is not searched first.
 _LITTLE = 0.05
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9

@@ -132,8 +132,12 @@ def test_costs_of_another_shape_are_refused(change, message):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("resident_bytes", -1.0), ("microbatch_bytes", np.nan), ("once_s", -1e-9)]
-    + [("microbatch_s", np.nan)],
+    [
+        ("resident_bytes", -1.0),
+        ("microbatch_bytes", np.nan),
+        ("once_s", -1e-9),
+        ("microbatch_s", np.nan),
+    ],
 )
 def test_costs_that_are_none_are_refused(name, value):
     problem = three_stages()

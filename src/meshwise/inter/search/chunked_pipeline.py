@@ -231,7 +231,9 @@ def _peak_bytes(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
 
 
 def count_at_peak(shape: Shape) -> int:
-    """Return micro-batches with which each mesh holds as much as with all: later rounds repeat.
+    """Return a number of micro-batches with which each mesh holds as much as with all of them.
+
+    Later rounds of micro-batches only repeat the earlier ones.
 
     Args:
         shape: The meshes, and what they run.

@@ -39,7 +39,7 @@ class CloserLook:
         self._classes = np.array(costs.source.classes)
         # By mesh, rematerialisation and class of layers, for numbers of micro-batches.
         self._known: dict[tuple[LogicalMesh, Remat, int], dict[int, float]] = {}
-        # Where no more looks are worth it.
+        # Layers that are not looked at again.
         self._ended: set[tuple[BoundsKey, int]] = set()
 
     def least_s(self, key: BoundsKey, rough: BoundsKey, layer_s: Floats, enough_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What searches over the same layers hand on, so that the next begins with what is known."""
+"""The findings of searches over the same layers: each search begins with those before it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from meshwise.inter.stages.submeshes import StageSubmesh
 
 @dataclass(slots=True, eq=False)
 class Findings:
-    """What is known of layers on a cluster.
+    """The findings of searches over one step's layers on one cluster.
 
     Attributes:
         costs: Plans the layers.
-        num_devices: Of the cluster.
+        num_devices: The devices of the cluster.
         closer: Looks at single layers.
-        needs: What runs of layers need at least.
+        needs: Gives the least needs of runs of layers.
     """
 
     costs: VariantCosts

@@ -30,7 +30,7 @@ class RunNeeds:
 
 
 class KnownNeeds:
-    """What runs of layers need at least, as far as it was asked for."""
+    """The least needs of runs of layers, each computed once."""
 
     def __init__(self, costs: VariantCosts) -> None:
         """Know nothing yet.

@@ -144,9 +144,8 @@ def _possible(problem: StageProblem, num_stages: int, at_most_s: float) -> _List
             raise ValueError(f"`{name}` holds values that are no numbers or below 0")
     slot, once = columns["microbatch_s"] + columns.get("gather_s", 0.0), columns["once_s"]
     group = place // num_variants
-    length = num_stages or costs.num_layers
-    count = problem.num_microbatches
-    in_flight = [schedule.in_flight(s, length, count) for s in range(1, length + 1)]
+    most_stages, count = num_stages or costs.num_layers, problem.num_microbatches
+    in_flight = [schedule.in_flight(s, most_stages, count) for s in range(1, most_stages + 1)]
     most = most_that_fit(
         columns["resident_bytes"],
         columns["microbatch_bytes"],
