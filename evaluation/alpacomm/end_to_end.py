@@ -24,10 +24,10 @@ from meshwise.resharding.tiles import boxes
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.actions import Flow
 from meshwise.simulate.chunks import stage_cost
 from meshwise.simulate.flows import host_links
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.links import Flow
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import Timeline
 
@@ -105,7 +105,8 @@ def run_way(planned: PlannedStages, way: Way) -> Timeline:
     if way.delays:
         rate = cluster.host_at(0).nics_bytes_per_s
         schedule = delay_weights(schedule, _task_costs(costs, boundaries, rate))
-    return simulate_pipeline(schedule, costs, boundaries, host_links(cluster), overlap=way.overlaps)
+    pipeline = PricedPipeline(costs, boundaries, host_links(cluster), way.overlaps)
+    return pipeline.simulate(schedule)
 
 
 def _flows(

@@ -23,8 +23,8 @@ from meshwise.resharding.cross_mesh.strategies import (
     GLOBAL_GATHERED,
     STRATEGIES,
 )
-from meshwise.simulate.actions import HostLinks
 from meshwise.simulate.flows import host_links
+from meshwise.simulate.links import HostLinks
 
 HOST = "p3.8xlarge"
 NUM_RANDOM = 200

@@ -30,7 +30,7 @@ from meshwise.inter.search.search_space import SearchOptions
 from meshwise.models.named import model_config
 from meshwise.plan.places import stage_hosts
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
-from meshwise.simulate.stage_run import chunk_of
+from meshwise.simulate.stage_pipeline import chunk_of
 from meshwise.system.collector import collection_paused
 from meshwise.trace.layers.layering import Layering
 

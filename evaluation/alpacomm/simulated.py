@@ -9,7 +9,7 @@ from evaluation.transfers.dependent_flows import FlowTimes, run_flows
 from evaluation.transfers.route_flows import route_flows
 from meshwise.resharding.cross_mesh.cross_mesh_plan import CrossMeshPlan
 from meshwise.resharding.cross_mesh.planned_route import route_of_plan
-from meshwise.simulate.actions import HostLinks
+from meshwise.simulate.links import HostLinks
 
 
 def simulated(case: Case, plan: CrossMeshPlan, links: Sequence[HostLinks]) -> FlowTimes:

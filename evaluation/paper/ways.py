@@ -18,8 +18,8 @@ from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.stages.transfers import bytes_per_s
 from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
-from meshwise.simulate.chunks import simulate_chunks
-from meshwise.simulate.stage_run import chunk_of
+from meshwise.simulate.chunks import chunk_pipeline
+from meshwise.simulate.stage_pipeline import chunk_of
 
 
 def seconds_by_way(
@@ -59,11 +59,12 @@ def _seconds(
         chunks[k] = replace(chunks[k], backward_gather_s=behind.gather_s)
     assert plan.cluster is not None  # it was planned there
     places = [placed(stage, plan.cluster) for stage in plan.stages]
-    return simulate_chunks(
+    table = plan.table()
+    return chunk_pipeline(
         plan.cluster,
-        plan.table(),
+        table.mesh_of_stage,
         chunks,
         [(place.hosts, place.num_devices) for place in places],
         crossing,
         hides_transfers=plan.hides_transfers,
-    ).step_time_s
+    ).step_time_s(table)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwise.errors import ProgramError
-from meshwise.simulate.actions import Flow, HostLinks
-from meshwise.simulate.network import SharedNetwork
+import numpy as np
 
-# Kinds of events: a flow has ended, or its latency is over.
-_END, _LATENCY = range(2)
+from meshwise.errors import ProgramError
+from meshwise.simulate.engine import run_streams
+from meshwise.simulate.links import Flow, HostLinks
+from meshwise.simulate.streams import Messages, Streams, Transfers, lists, messages_of
 
 
 class DependentFlow(NamedTuple):
@@ -63,71 +62,35 @@ def run_flows(flows: Sequence[DependentFlow], hosts: Sequence[HostLinks]) -> Flo
         for host in (flow.source, flow.destination):
             if not 0 <= host < len(hosts):
                 raise ProgramError(f"flow {number} is of host {host}; there are {len(hosts)}")
-    return _Simulation(flows, hosts).run()
+    run = run_streams(*_streams(flows), hosts, np.zeros(len(flows), np.int64))
+    count = len(flows)
+    return FlowTimes(
+        start_s=tuple(run.transfer_start_s[:count].tolist()),
+        end_s=tuple(run.transfer_end_s[:count].tolist()),
+    )
 
 
-class _Simulation:
-    """State of one simulation."""
+def _streams(flows: Sequence[DependentFlow]) -> tuple[Streams, Transfers, Messages]:
+    """Return flows as what meshes send: one mesh a flow.
 
-    def __init__(self, flows: Sequence[DependentFlow], hosts: Sequence[HostLinks]) -> None:
-        self.flows = flows
-        self.network = SharedNetwork(hosts)
-        self.number_of: list[int] = []
-        self.events: list[tuple[float, int, int, int]] = []
-        self.open_waits = [len(set(waits)) for _, waits in flows]
-        self.waiting: list[list[int]] = [[] for _ in flows]
-        for number, (_, waits) in enumerate(flows):
-            for other in sorted(set(waits)):
-                self.waiting[other].append(number)
-        self.start_s = [0.0] * len(flows)
-        self.end_s = [0.0] * len(flows)
-
-    def run(self) -> FlowTimes:
-        """Take event after event until none is left."""
-        self.begin([n for n, count in enumerate(self.open_waits) if not count], 0.0)
-        self.settle(0.0)
-        while self.events:
-            now = self.events[0][0]
-            while self.events and self.events[0][0] == now:
-                _, kind, item, version = heapq.heappop(self.events)
-                if kind == _LATENCY:
-                    self.move(item, now)
-                elif self.network.is_current(item, version):
-                    self.network.end(item)
-                    self.finish(self.number_of[item], now)
-            self.settle(now)
-        return FlowTimes(start_s=tuple(self.start_s), end_s=tuple(self.end_s))
-
-    def begin(self, numbers: Sequence[int], now: float) -> None:
-        """Let flows begin."""
-        for number in numbers:
-            self.start_s[number] = now
-            latency_s = self.flows[number].flow.latency_s
-            if latency_s > 0:
-                heapq.heappush(self.events, (now + latency_s, _LATENCY, number, 0))
-            else:
-                self.move(number, now)
-
-    def move(self, number: int, now: float) -> None:
-        """Bytes begin to move."""
-        flow = self.flows[number].flow
-        if flow.num_bytes > 0:
-            self.network.begin(flow, now)
-            self.number_of.append(number)
-        else:
-            self.finish(number, now)
-
-    def finish(self, number: int, now: float) -> None:
-        """A flow has ended; others may begin."""
-        self.end_s[number] = now
-        ready: list[int] = []
-        for other in self.waiting[number]:
-            self.open_waits[other] -= 1
-            if not self.open_waits[other]:
-                ready.append(other)
-        self.begin(ready, now)
-
-    def settle(self, now: float) -> None:
-        """Ends of flows whose rates changed."""
-        for time_s, flow, version in self.network.settle(now):
-            heapq.heappush(self.events, (time_s, _END, flow, version))
+    Its first action waits for those before, and makes the flow; the second waits for the flow, and
+    tells those after.
+    """
+    count = len(flows)
+    waits: list[list[int]] = [[] for _ in range(2 * count)]
+    makes: list[list[int]] = [[] for _ in range(2 * count)]
+    source, destination, kind = list(range(count)), list(range(count)), list(range(count))
+    for number, (_, others) in enumerate(flows):
+        makes[2 * number].append(number)
+        waits[2 * number + 1].append(number)
+        for other in sorted(set(others)):
+            makes[2 * other + 1].append(len(kind))
+            waits[2 * number].append(len(kind))
+            source.append(other)
+            destination.append(number)
+            kind.append(count)
+    no_time, nothing = np.zeros(2 * count), np.zeros(2 * count, np.int64)
+    first = np.arange(0, 2 * count + 1, 2)
+    streams = Streams(first, no_time, nothing, nothing, *lists(waits), *lists(makes))
+    transfers = Transfers(*(np.array(column, np.int64) for column in (source, destination, kind)))
+    return streams, transfers, messages_of([*(([flow], False) for flow, _ in flows), ([], False)])

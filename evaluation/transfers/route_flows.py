@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from evaluation.transfers.dependent_flows import DependentFlow
 from meshwise.resharding.route import Route
-from meshwise.simulate.actions import Flow
+from meshwise.simulate.links import Flow
 
 
 def route_flows(route: Route, hosts: Sequence[int], itemsize: int) -> list[DependentFlow]:

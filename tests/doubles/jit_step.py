@@ -16,8 +16,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.stage import Layer, Stage
 from meshwise.report.host_stats import HostStats
 from meshwise.runtime.fidelity import StageFidelity, bytes_of, compiled_bytes_of
-from meshwise.simulate.engine import MemoryStep
-from meshwise.simulate.timeline import Event, Timeline
+from meshwise.simulate.timeline import Event, MemoryStep, Timeline
 from oracle.problem import QUICK_OPTIONS
 
 DEVICE = DeviceSpec(

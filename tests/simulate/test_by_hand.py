@@ -60,8 +60,8 @@ from __future__ import annotations
 import pytest
 
 from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.actions import Flow, HostLinks
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.links import Flow, HostLinks
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.timeline import ONCE
 
@@ -105,7 +105,7 @@ BOUNDARIES = (
 @pytest.fixture(scope="module")
 def timeline():
     schedule = make_schedule("1f1b", num_stages=3, num_microbatches=4)
-    return simulate_pipeline(schedule, STAGES, BOUNDARIES, [HOST] * 3)
+    return PricedPipeline(STAGES, BOUNDARIES, [HOST] * 3).simulate(schedule)
 
 
 def as_text(timeline):
@@ -146,9 +146,9 @@ def test_two_stages_that_stop_for_their_transfers():
     stages = [StageCost(forward_s=1.0, backward_s=2.0)] * 2
     there, back = (Flow(0, 1, 10.0),), (Flow(1, 0, 10.0),)
     boundary = StageBoundary(source=0, destination=1, forward=there, backward=back)
-    stops = simulate_pipeline(schedule, stages, [boundary], [HOST] * 2, overlap=False)
+    stops = PricedPipeline(stages, [boundary], [HOST] * 2, False).simulate(schedule)
     assert [(t.start_s, t.end_s) for t in stops.transfers] == [(1, 2), (3, 4), (6, 7), (10, 11)]
     assert stops.step_time_s == 13.0
     assert stops.exposed_s == (4.0, 4.0)
-    flows = simulate_pipeline(schedule, stages, [boundary], [HOST] * 2)
+    flows = PricedPipeline(stages, [boundary], [HOST] * 2).simulate(schedule)
     assert flows.step_time_s == 11.0

@@ -6,7 +6,7 @@ import pytest
 from evaluation.transfers.dependent_flows import DependentFlow, run_flows
 
 from meshwise.errors import ProgramError
-from meshwise.simulate.actions import Flow, HostLinks
+from meshwise.simulate.links import Flow, HostLinks
 
 HOSTS = [HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=100.0)] * 4
 

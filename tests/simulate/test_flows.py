@@ -13,9 +13,9 @@ from meshwise.cluster.submesh import SubmeshKind
 from meshwise.resharding.between import Passing, arrival
 from meshwise.resharding.cross_mesh.cross_mesh_plan import cross_mesh_plan
 from meshwise.resharding.cross_mesh.strategies import STRATEGIES
-from meshwise.simulate.actions import Flow
 from meshwise.simulate.flows import flows_between, host_links
-from meshwise.simulate.network import SharedNetwork
+from meshwise.simulate.links import Flow
+from simulate.by_name import Action, Transfer, outcome
 
 CLUSTER = mw.Cluster.virtual("10x p3.8xlarge")
 HOST = CLUSTER.host_at(0)
@@ -23,18 +23,9 @@ HOST = CLUSTER.host_at(0)
 
 def end_s(flows: Sequence[Flow]) -> float:
     """Return when the last of flows ends that begin together."""
-    network, now = SharedNetwork(host_links(CLUSTER)), 0.0
-    for flow in flows:
-        network.begin(flow, now)
-    ends = network.settle(now)
-    while ends:
-        ends.sort()
-        end = ends.pop(0)
-        if network.is_current(end.flow, end.version):
-            now = end.time_s
-            network.end(end.flow)
-            ends += network.settle(now)
-    return now
+    at_once = tuple(flow._replace(latency_s=0.0) for flow in flows)
+    transfer = Transfer(0, 0, at_once)
+    return outcome([[Action(0.0, (), (0,))]], [transfer], host_links(CLUSTER)).run.makespan_s
 
 
 def flows_of(case: Case, passing: Passing | None) -> tuple[Flow, ...]:

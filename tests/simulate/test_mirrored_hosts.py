@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.actions import Flow, HostLinks
+from meshwise.simulate.links import Flow, HostLinks
 from meshwise.simulate.mirrored_hosts import without_mirrored
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageBoundary, StageCost
 
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=40.0)
@@ -105,6 +105,6 @@ def test_a_step_is_the_same_without_them(count, sizes, joins, latency_s, name, o
     stages = [
         StageCost(forward_s=1.0, backward_s=2.0, activation_gradient_s=1.0, weight_gradient_s=1.0)
     ] * 3
-    alike = simulate_pipeline(schedule, stages, every, [HOST] * num_hosts, overlap=overlap)
-    whole = simulate_pipeline(schedule, stages, every, unlike, overlap=overlap)
+    alike = PricedPipeline(stages, every, [HOST] * num_hosts, overlap).simulate(schedule)
+    whole = PricedPipeline(stages, every, unlike, overlap).simulate(schedule)
     assert alike == whole

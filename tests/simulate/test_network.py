@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwise.errors import ClusterError
-from meshwise.simulate.actions import Action, Flow, HostLinks, Transfer
-from meshwise.simulate.engine import run_streams
-from meshwise.simulate.network import SharedNetwork, fair_rates
+from meshwise.simulate.kernels.fair_shares import fair_rates
+from meshwise.simulate.links import Flow, HostLinks
+from simulate.by_name import Action, Transfer, outcome
 
 HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=40.0)
 
@@ -19,9 +20,10 @@ HOST = HostLinks(nic_bytes_per_s=10.0, link_bytes_per_s=40.0)
 def ends(*flows, hosts=4, after=None):
     """When each flow arrives if it is a message of its own, made at the second in `after`."""
     delays = after or [0.0] * len(flows)
-    meshes = [[Action(f"make {i}", delay, (), (i,))] for i, delay in enumerate(delays)]
-    transfers = [Transfer(f"flow {i}", i, i, (flow,)) for i, flow in enumerate(flows)]
-    return run_streams(meshes, transfers, [HOST] * hosts).transfer_end_s
+    meshes = [[Action(delay, (), (i,))] for i, delay in enumerate(delays)]
+    transfers = [Transfer(i, i, (flow,)) for i, flow in enumerate(flows)]
+    found = outcome(meshes, transfers, [HOST] * hosts)
+    return tuple(end for _, end in found.transfer_times)
 
 
 def test_a_flow_alone_has_the_card():
@@ -72,22 +74,23 @@ def test_a_flow_within_a_host_takes_the_links_inside():
 
 def test_a_message_arrives_with_its_last_flow():
     flows = (Flow(0, 1, 10.0), Flow(0, 2, 0.0), Flow(3, 2, 30.0, 1.0))
-    stream = [Action("make", 0.0, (), (0,)), Action("take", 1.0, (0,))]
-    run = run_streams([stream], [Transfer("t", 0, 0, flows)], [HOST] * 4)
-    assert run.transfer_end_s == (4.0,)
-    assert run.start_s[0][1] == 4.0
+    stream = [Action(0.0, (), (0,)), Action(1.0, (0,))]
+    found = outcome([stream], [Transfer(0, 0, flows)], [HOST] * 4)
+    assert found.transfer_times == [(0.0, 4.0)]
+    assert found.starts == [[0.0, 4.0]]
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
 def test_an_impossible_bandwidth_is_refused(rate):
     hosts = [HOST, HostLinks(nic_bytes_per_s=rate, link_bytes_per_s=1.0)]
     with pytest.raises(ClusterError, match="host 1 has a bandwidth of"):
-        SharedNetwork(hosts)
+        outcome([[]], [], hosts)
 
 
 PATHS = st.lists(st.tuples(st.integers(0, 4), st.integers(5, 9)), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(
     paths=PATHS,
     capacities=st.lists(st.floats(0.5, 100.0), min_size=10, max_size=10),
@@ -99,7 +102,7 @@ def test_rates_are_max_min_fair(paths, capacities, data):
     limits = data.draw(
         st.lists(st.one_of(st.just(math.inf), st.floats(0.1, 50.0)), min_size=count, max_size=count)
     )
-    rates = fair_rates(paths, limits, capacities)
+    rates = fair_rates(np.array(paths), np.array(limits), np.array(capacities))
     at_port = [[f for f in range(count) if port in paths[f]] for port in range(10)]
     for port, flows in enumerate(at_port):
         assert sum(rates[f] for f in flows) <= capacities[port] * (1 + 1e-9)
@@ -129,6 +132,7 @@ def ports_of(flow):
     return [("send", flow.source), ("receive", flow.destination)]
 
 
+@settings(deadline=None)
 @given(flows=some_flows(st.integers(0, 3)), data=st.data())
 def test_no_card_carries_more_than_it_can(flows, data):
     after = [data.draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])) for _ in flows]
@@ -145,6 +149,7 @@ def test_no_card_carries_more_than_it_can(flows, data):
         assert arrivals[i] - begins[i] >= flow.num_bytes / own * (1 - 1e-6)
 
 
+@settings(deadline=None)
 @given(flows=some_flows(st.just(0)), data=st.data())
 def test_a_card_never_rests_while_something_is_to_be_sent(flows, data):
     # All leave host 0 and no receiver is slower than its card, so that card decides alone: it is

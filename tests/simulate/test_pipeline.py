@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Task, dependencies
 from meshwise.schedules.verify import running_order
-from meshwise.simulate.actions import Flow, HostLinks
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.links import Flow, HostLinks
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.trace import chrome_trace
 
@@ -44,7 +45,7 @@ def equal_stages(count, f=1.0, b=1.0, w=1.0, **memory):
 def test_equal_stages_without_transfers_take_the_clocks_of_facts(name, n):
     for m in (1, 4, 32):
         schedule = make_schedule(name, num_stages=n, num_microbatches=m)
-        timeline = simulate_pipeline(schedule, equal_stages(n), [], [])
+        timeline = PricedPipeline(equal_stages(n), [], []).simulate(schedule)
         assert timeline.step_time_s == 2 * (n + m - 1)
         assert timeline.bubble_share == pytest.approx((n - 1) / (n + m - 1))
         assert timeline.exposed_s == (0.0,) * n
@@ -56,7 +57,7 @@ def test_interleaved_stages_without_transfers_take_the_clocks_of_facts(v):
         schedule = make_schedule(
             "interleaved-1f1b", num_stages=n * v, num_microbatches=m, num_meshes=n
         )
-        timeline = simulate_pipeline(schedule, equal_stages(n * v), [], [])
+        timeline = PricedPipeline(equal_stages(n * v), [], []).simulate(schedule)
         assert timeline.step_time_s == 2 * m * v + 2 * (n - 1)
 
 
@@ -65,17 +66,19 @@ def test_zero_bubble_has_the_bubble_and_the_memory_of_facts():
         zero = make_schedule("zero-bubble-h1", num_stages=n, num_microbatches=m)
         plain = make_schedule("1f1b", num_stages=n, num_microbatches=m)
         stages = equal_stages(n, 3.0, 2.0, 1.5, held_bytes=7)
-        timeline = simulate_pipeline(zero, stages, [], [])
+        timeline = PricedPipeline(stages, [], []).simulate(zero)
         assert timeline.step_time_s == m * 6.5 + (n - 1) * 3.5
         assert max(timeline.peak_bytes) == n * 7
-        assert max(timeline.peak_bytes) == max(simulate_pipeline(plain, stages, [], []).peak_bytes)
+        assert max(timeline.peak_bytes) == max(
+            PricedPipeline(stages, [], []).simulate(plain).peak_bytes
+        )
 
 
 @pytest.mark.parametrize("name", ["zb-v", "dualpipe-v"])
 def test_a_v_has_the_bubble_and_the_memory_of_facts(name):
     for n, m in ((2, 4), (4, 8), (8, 32)):
         schedule = make_schedule(name, num_stages=2 * n, num_microbatches=m, num_meshes=n)
-        timeline = simulate_pipeline(schedule, equal_stages(2 * n, held_bytes=7), [], [])
+        timeline = PricedPipeline(equal_stages(2 * n, held_bytes=7), [], []).simulate(schedule)
         assert timeline.step_time_s == 6 * m + n - 1
         assert max(timeline.peak_bytes) == (2 * n + (name == "dualpipe-v")) * 7
 
@@ -84,13 +87,13 @@ def test_memory_is_that_of_the_micro_batches_in_flight():
     stages = equal_stages(4, held_bytes=10, resident_bytes=1000)
     for name, most in (("gpipe", [8] * 4), ("1f1b", [4, 3, 2, 1]), ("eager-1f1b", [7, 5, 3, 1])):
         schedule = make_schedule(name, num_stages=4, num_microbatches=8)
-        timeline = simulate_pipeline(schedule, stages, [], [])
+        timeline = PricedPipeline(stages, [], []).simulate(schedule)
         assert list(timeline.peak_bytes) == [1000 + 10 * count for count in most]
 
 
 def test_without_a_backward_nothing_is_held_longer_than_its_forward():
     schedule = make_schedule("inference", num_stages=2, num_microbatches=4)
-    timeline = simulate_pipeline(schedule, equal_stages(2, held_bytes=10), [], [])
+    timeline = PricedPipeline(equal_stages(2, held_bytes=10), [], []).simulate(schedule)
     assert timeline.peak_bytes == (10, 10)
     assert [steps[-1].num_bytes for steps in timeline.memory] == [0, 0]
 
@@ -99,7 +102,7 @@ def test_what_weights_need_alone_is_less_than_what_the_backward_needs():
     schedule = make_schedule("zero-bubble-h1", num_stages=2, num_microbatches=4)
     less = equal_stages(2, held_bytes=10, weight_held_bytes=2)
     # Stage 1 runs F0 B0 F1 B1 W0 ...: at F1 one whole micro-batch and what W0 needs.
-    assert simulate_pipeline(schedule, less, [], []).peak_bytes == (20, 12)
+    assert PricedPipeline(less, [], []).simulate(schedule).peak_bytes == (20, 12)
 
 
 def chain(count, num_bytes, latency_s=0.0):
@@ -122,13 +125,14 @@ def test_equal_transfers_that_meet_none_take_the_clocks_of_the_table(name):
         count = n * tables()[name].chunks
         schedule = make_schedule(name, num_stages=count, num_microbatches=m, num_meshes=n)
         mesh_of = schedule.mesh_of_stage
-        timeline = simulate_pipeline(
-            schedule,
+        pipeline = PricedPipeline(
             equal_stages(count, 1.0, 2.0, 0.5),
             [b for b in chain(count, 0.0, 0.25) if mesh_of[b.source] != mesh_of[b.destination]],
             [HOST] * count,
         )
-        assert timeline.step_time_s == pytest.approx(num_clocks(clock_times(schedule, costs)))
+        assert pipeline.step_time_s(schedule) == pytest.approx(
+            num_clocks(clock_times(schedule, costs))
+        )
 
 
 def test_eager_1f1b_with_delays_hides_what_plain_1f1b_shows():
@@ -140,11 +144,11 @@ def test_eager_1f1b_with_delays_hides_what_plain_1f1b_shows():
     parts = [
         StageCost(forward_s=1.0, activation_gradient_s=1.0, weight_gradient_s=1.0, backward_s=2.0)
     ] * n
-    stop = simulate_pipeline(plain, stages, transfers, hosts, overlap=False)
-    run = simulate_pipeline(plain, stages, transfers, hosts)
-    ahead = simulate_pipeline(eager, stages, transfers, hosts)
+    stop = PricedPipeline(stages, transfers, hosts, False).simulate(plain)
+    run = PricedPipeline(stages, transfers, hosts).simulate(plain)
+    ahead = PricedPipeline(stages, transfers, hosts).simulate(eager)
     delayed = delay_weights(eager, TaskCosts(transfer=0.9))
-    best = simulate_pipeline(delayed, parts, transfers, hosts)
+    best = PricedPipeline(parts, transfers, hosts).simulate(delayed)
     steps = [t.step_time_s for t in (stop, run, ahead, best)]
     assert steps == sorted(steps, reverse=True)
     assert steps[0] > 1.3 * steps[3]
@@ -242,7 +246,9 @@ def critical_path_s(schedule, stages, boundaries):
 @given(problem=problems())
 def test_no_step_is_shorter_than_its_work_or_its_critical_path(problem):
     schedule, stages, boundaries, hosts, overlap = problem
-    timeline = simulate_pipeline(schedule, stages, boundaries, hosts, overlap=overlap)
+    pipeline = PricedPipeline(stages, boundaries, hosts, overlap)
+    timeline = pipeline.simulate(schedule)
+    assert pipeline.step_time_s(schedule) == timeline.step_time_s
     rounding = 1 + 1e-9
     assert timeline.step_time_s * rounding >= max(timeline.busy_s)
     assert timeline.step_time_s * rounding >= critical_path_s(schedule, stages, boundaries)
@@ -258,7 +264,7 @@ def test_no_step_is_shorter_than_its_work_or_its_critical_path(problem):
 @given(problem=problems())
 def test_memory_starts_and_ends_with_what_is_resident(problem):
     schedule, stages, boundaries, hosts, overlap = problem
-    timeline = simulate_pipeline(schedule, stages, boundaries, hosts, overlap=overlap)
+    timeline = PricedPipeline(stages, boundaries, hosts, overlap).simulate(schedule)
     for mesh, steps in enumerate(timeline.memory):
         on_mesh = [s for s, at in enumerate(schedule.mesh_of_stage) if at == mesh]
         resident = sum(stages[stage].resident_bytes for stage in on_mesh)
@@ -274,7 +280,7 @@ def test_memory_starts_and_ends_with_what_is_resident(problem):
 @given(problem=problems())
 def test_transfers_stand_between_their_maker_and_their_taker(problem):
     schedule, stages, boundaries, hosts, overlap = problem
-    timeline = simulate_pipeline(schedule, stages, boundaries, hosts, overlap=overlap)
+    timeline = PricedPipeline(stages, boundaries, hosts, overlap).simulate(schedule)
     at = {(e.kind, e.stage, e.microbatch): e for e in timeline.events}
     for t in timeline.transfers:
         kind = FORWARD if t.source_stage < t.destination_stage else BACKWARD
@@ -292,15 +298,15 @@ def test_transfers_stand_between_their_maker_and_their_taker(problem):
 @settings(max_examples=30, deadline=None)
 @given(problem=problems())
 def test_equal_input_gives_an_equal_trace_byte_for_byte(problem):
-    *args, overlap = problem
-    first, second = (chrome_trace(simulate_pipeline(*args, overlap=overlap)) for _ in range(2))
+    schedule, *args = problem
+    first, second = (chrome_trace(PricedPipeline(*args).simulate(schedule)) for _ in range(2))
     assert first == second
 
 
 def test_several_boundaries_may_join_the_same_stages():
     schedule = make_schedule("inference", num_stages=2, num_microbatches=1)
     twice = [StageBoundary(source=0, destination=1, forward=(Flow(0, 1, 10.0),)) for _ in range(2)]
-    timeline = simulate_pipeline(schedule, equal_stages(2), twice, [HOST] * 2)
+    timeline = PricedPipeline(equal_stages(2), twice, [HOST] * 2).simulate(schedule)
     assert [t.end_s for t in timeline.transfers] == [3.0, 3.0]
     assert timeline.step_time_s == 4.0
 
@@ -337,25 +343,48 @@ def test_several_boundaries_may_join_the_same_stages():
             "1f1b",
             [StageCost(forward_s=math.nan)] * 2,
             [],
-            "F of stage 0, micro-batch 0 on mesh 0 takes nan s",
+            "stage 0 has a forward_s of nan s",
         ),
     ],
 )
 def test_costs_that_do_not_fit_the_schedule_are_refused(name, stages, boundaries, message):
     schedule = make_schedule(name, num_stages=2, num_microbatches=2)
     with pytest.raises(ProgramError, match=message):
-        simulate_pipeline(schedule, stages, boundaries, [HOST] * 2)
+        PricedPipeline(stages, boundaries, [HOST] * 2).simulate(schedule)
 
 
 def test_the_simulator_imports_nothing_of_the_planner():
     folder = Path(package.__path__[0])
     ours = {
         alias
-        for path in folder.glob("*.py")
+        for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (alias := node.module or "").startswith("meshwise")
     }
     assert ours
     rooms = {name.split(".")[1] for name in ours}
     # A finished plan is numbers; what found it is in other rooms.
-    assert rooms <= {"errors", "units", "cluster", "plan", "resharding", "schedules", "simulate"}
+    assert rooms <= {
+        "errors",
+        "units",
+        "kernels",
+        "cluster",
+        "plan",
+        "resharding",
+        "schedules",
+        "simulate",
+    }
+
+
+def test_an_order_with_a_deadlock_is_told():
+    schedule = make_schedule("1f1b", num_stages=2, num_microbatches=2)
+    (first, second), tasks = schedule.tasks, [Task(FORWARD, 0, 1), Task(FORWARD, 0, 0)]
+    turned = (Task(BACKWARD, 0, 0), *tasks, Task(BACKWARD, 0, 1))
+    assert sorted(turned) == sorted(first)
+    with pytest.raises(ProgramError) as caught:
+        PricedPipeline(equal_stages(2), [], []).simulate(replace(schedule, tasks=(turned, second)))
+    assert str(caught.value) == (
+        "deadlock: on mesh 0 B of stage 0, micro-batch 0 waits for the result of B of stage 1, "
+        "micro-batch 0, which comes later on mesh 1; on mesh 1 F of stage 1, micro-batch 0 waits "
+        "for the result of F of stage 0, micro-batch 0, which comes later on mesh 0"
+    )

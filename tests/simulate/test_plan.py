@@ -16,7 +16,7 @@ from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.registry import choices, make_schedule
 from meshwise.simulate.plan import Changes, simulate_plan
-from meshwise.simulate.stage_run import simulate_stages
+from meshwise.simulate.stage_pipeline import stage_pipeline
 from meshwise.simulate.weight_delays import asked_delays, at_most_held
 from meshwise.units import GIB
 
@@ -84,7 +84,9 @@ def test_gradients_of_weights_are_delayed_as_little_as_covers_the_transfers() ->
         table = make_schedule(
             "eager-1f1b", num_stages=len(stages), num_microbatches=8, delays=delays
         )
-        return simulate_stages(stages, PLAN.cluster, table, hides_transfers=True).step_time_s
+        return stage_pipeline(
+            stages, PLAN.cluster, table.mesh_of_stage, hides_transfers=True
+        ).step_time_s(table)
 
     def sending(num_bytes: int) -> list[Stage]:
         return [dataclasses.replace(s, send_bytes=num_bytes) for s in PLAN.stages]
@@ -119,7 +121,9 @@ def test_delays_of_many_microbatches_are_those_of_whole_steps(name: str, num_byt
         table = make_schedule(
             schedule.name, num_stages=4, num_microbatches=count, delays=spread_delays(k, 4)
         )
-        return simulate_stages(stages, PLAN.cluster, table, hides_transfers=True).step_time_s
+        return stage_pipeline(
+            stages, PLAN.cluster, table.mesh_of_stage, hides_transfers=True
+        ).step_time_s(table)
 
     for some in (stages, [stages[0], slower, *stages[2:]]):
         chosen = asked_delays(schedule, some, PLAN.cluster, count)[-1]

@@ -9,8 +9,8 @@ from collections import defaultdict
 import pytest
 
 from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.actions import Flow, HostLinks
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.links import Flow, HostLinks
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageBoundary, StageCost
 from meshwise.simulate.trace import chrome_trace
 
@@ -36,7 +36,7 @@ def timeline():
         )
     ] * 3
     schedule = make_schedule("eager-1f1b", num_stages=3, num_microbatches=6)
-    return simulate_pipeline(schedule, stages, boundaries, [HOST] * 3)
+    return PricedPipeline(stages, boundaries, [HOST] * 3).simulate(schedule)
 
 
 @pytest.fixture(scope="module")

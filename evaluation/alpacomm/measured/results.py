@@ -15,7 +15,7 @@ from evaluation.alpacomm.measured.transfers import (
     sized_case,
 )
 from evaluation.alpacomm.simulated import simulated
-from meshwise.simulate.actions import HostLinks
+from meshwise.simulate.links import HostLinks
 
 # The way of the largest plain transfer: one array from device to device, as it is.
 PLAIN = "plain"

@@ -11,6 +11,10 @@ from meshwise.inter.stages.stage_construction import build_stages_below
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.kernels.background import KernelSet
+from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.simulate.links import Flow, HostLinks
+from meshwise.simulate.pipeline import PricedPipeline
+from meshwise.simulate.stages import StageBoundary, StageCost
 
 KERNELS = KernelSet(package="inter", module=__name__, parts=("compile_stages",))
 # What a plan needs late: it can be compiled while a step is traced and layers are looked at.
@@ -27,6 +31,16 @@ def compile_late() -> None:
     """Compile the choice of stages, and what solves layers that reductions do not settle."""
     compile_stages()
     assignment.compile_bounds()
+    compile_simulator()
+
+
+def compile_simulator() -> None:
+    """Compile the simulator, by a step in which two flows share a card."""
+    stages = [StageCost(forward_s=1.0, backward_s=1.0)] * 2
+    both = (Flow(0, 1, 1.0), Flow(0, 1, 1.0))
+    hosts = [HostLinks(nic_bytes_per_s=1.0, link_bytes_per_s=1.0)] * 2
+    joined = [StageBoundary(source=0, destination=1, forward=both)]
+    PricedPipeline(stages, joined, hosts).simulate(ONE_F_ONE_B.table(2, 1, 2))
 
 
 def compile_stages() -> None:

@@ -9,7 +9,7 @@ from meshwise.plan.plan import Plan
 from meshwise.plan.text.columns import WIDTH, table, with_space_below
 from meshwise.report.plan_memory import simulated_memory
 from meshwise.simulate.plan import Simulation
-from meshwise.simulate.stage_run import one_a_mesh
+from meshwise.simulate.stage_pipeline import one_a_mesh
 from meshwise.units import bytes_text, counted, flop_text, range_text, seconds_text
 
 # A step computes its forward pass once and about twice as much backward; what is computed again

@@ -1,4 +1,4 @@
-"""One step of a pipeline as the simulator sees it, from the costs of its chunks.
+"""A pipeline as the simulator sees it, from the costs of its chunks.
 
 A chunk is a run of layers.  A mesh has one, or several, as the schedule says.
 """
@@ -11,11 +11,9 @@ from itertools import pairwise
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.resharding.between import Passing
-from meshwise.schedules.schedule import Schedule
 from meshwise.simulate.flows import flows_between, host_links
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageBoundary, StageCost
-from meshwise.simulate.timeline import Timeline
 
 # Where a schedule splits the backward pass and nothing is known of the gradients of weights, they
 # are taken for half of it, as they are of dense products.
@@ -70,20 +68,20 @@ class Chunk:
         return self.forward_gather_s + self.backward_gather_s
 
 
-def simulate_chunks(
+def chunk_pipeline(
     cluster: ClusterSpec,
-    table: Schedule,
+    mesh_of_chunk: Sequence[int],
     chunks: Sequence[Chunk],
     meshes: Sequence[tuple[Sequence[int], int]],
     crossing_bytes: Sequence[tuple[float, float]],
     *,
     hides_transfers: bool,
-) -> Timeline:
-    """Return what one step does on a cluster, and when.
+) -> PricedPipeline:
+    """Return chunks as the stages of a pipeline on a cluster.
 
     Args:
-        cluster: The cluster on which it runs.
-        table: Who runs what in which order; its stages are the chunks.
+        cluster: The cluster on which they run.
+        mesh_of_chunk: For each chunk its mesh.
         chunks: The costs of the chunks, in the order of the layers.
         meshes: Hosts of each mesh, and its devices of each host.
         crossing_bytes: For each chunk but the last the bytes of one micro-batch that pass after it,
@@ -100,17 +98,12 @@ def simulate_chunks(
             backward=flows_between(cluster, meshes[b], meshes[a], back, chunks[k].backward_passing),
         )
         for k, ((a, b), (there, back)) in enumerate(
-            zip(pairwise(table.mesh_of_stage), crossing_bytes, strict=True)
+            zip(pairwise(mesh_of_chunk), crossing_bytes, strict=True)
         )
         if a != b
     ]
-    return simulate_pipeline(
-        table,
-        [stage_cost(chunk) for chunk in chunks],
-        boundaries,
-        host_links(cluster),
-        overlap=hides_transfers,
-    )
+    costs = [stage_cost(chunk) for chunk in chunks]
+    return PricedPipeline(costs, boundaries, host_links(cluster), hides_transfers)
 
 
 def stage_cost(chunk: Chunk) -> StageCost:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.resharding.between import Passing
-from meshwise.simulate.actions import Flow, HostLinks
+from meshwise.simulate.links import Flow, HostLinks
 
 # Less is not sent: shares are rounded.
 _ROUNDING = 1e-9

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshwise.simulate.actions import Flow, HostLinks
+from meshwise.simulate.links import Flow, HostLinks
 from meshwise.simulate.stages import StageBoundary
 
 

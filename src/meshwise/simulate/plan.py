@@ -15,7 +15,7 @@ from meshwise.schedules.delay import with_delays
 from meshwise.schedules.gpipe import GPIPE
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.registry import make_schedule
-from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
+from meshwise.simulate.stage_pipeline import one_a_mesh, stage_pipeline
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays
 from meshwise.units import counted
@@ -133,6 +133,7 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
         delays = asked_delays(changes.schedule, stages, cluster, count)
         table = changes.schedule.table(len(stages), count, plan.num_meshes)
         table = with_delays(table, delays) if delays else table
+    pipeline = stage_pipeline(stages, cluster, table.mesh_of_stage, hides_transfers=hides)
     return Simulation(
         cluster=cluster,
         schedule=table.name,
@@ -140,7 +141,7 @@ def simulate_plan(plan: PlanRecord, changes: Changes | None = None) -> Simulatio
         stages=stages,
         mesh_of_stage=plan.mesh_of_stage,
         memory_bytes=_memory_bytes(plan, changes.cluster),
-        timeline=simulate_stages(stages, cluster, table, hides_transfers=hides),
+        timeline=pipeline.simulate(table),
         notes=tuple(_notes(plan, cluster, count)),
     )
 
@@ -152,7 +153,7 @@ def _one_program(plan: PlanRecord, cluster: ClusterSpec, changes: Changes) -> Si
             "the step runs as one program on one mesh, micro-batches in a loop inside; plan again "
             "for another number of them, or for a schedule with stages"
         )
-    timeline = simulate_stages(plan.stages, cluster, GPIPE.table(1, 1, 1), hides_transfers=False)
+    pipeline = stage_pipeline(plan.stages, cluster, (0,), hides_transfers=False)
     return Simulation(
         cluster=cluster,
         schedule=plan.schedule,
@@ -160,7 +161,7 @@ def _one_program(plan: PlanRecord, cluster: ClusterSpec, changes: Changes) -> Si
         stages=plan.stages,
         mesh_of_stage=plan.mesh_of_stage,
         memory_bytes=_memory_bytes(plan, changes.cluster),
-        timeline=timeline,
+        timeline=pipeline.simulate(GPIPE.table(1, 1, 1)),
         notes=tuple(_notes(plan, cluster, plan.num_microbatches)),
     )
 

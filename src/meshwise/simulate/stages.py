@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwise.simulate.actions import Flow
+from meshwise.simulate.links import Flow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshwise.simulate.engine import MemoryStep
-
 FORWARD = "F"
 BACKWARD = "B"
 WEIGHT = "W"
@@ -15,6 +13,13 @@ APPLY = "apply"
 
 # Micro-batch of what is done once a step.
 ONCE = -1
+
+
+class MemoryStep(NamedTuple):
+    """Bytes in use from `time_s` on."""
+
+    time_s: float
+    num_bytes: int
 
 
 class Event(NamedTuple):

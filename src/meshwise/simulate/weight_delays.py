@@ -11,7 +11,7 @@ from meshwise.schedules.delay import spread_delays, with_delays
 from meshwise.schedules.in_flight import Held, held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.schedule import Schedule
-from meshwise.simulate.stage_run import simulate_stages
+from meshwise.simulate.stage_pipeline import stage_pipeline
 
 # Step times that differ by less are equal but for rounding.
 _SAME = 1e-9
@@ -44,27 +44,26 @@ def asked_delays(
     if not schedule.delays_weights:
         return ()
 
+    few = count if count <= 2 * _FEW * len(stages) else _FEW * len(stages)
+    tables = {n: schedule.table(len(stages), n, len(stages)) for n in {few, min(2 * few, count)}}
+
     def delayed(k: int, microbatches: int) -> Schedule:
-        whole = schedule.table(len(stages), microbatches, len(stages))
-        return with_delays(whole, spread_delays(k, len(stages)))
+        return with_delays(tables[microbatches], spread_delays(k, len(stages)))
 
     def step_s(k: int, stages: Sequence[Stage]) -> float:
-        hides = schedule.hides_transfers
-
-        def seconds(microbatches: int) -> float:
-            table = delayed(k, microbatches)
-            return simulate_stages(stages, cluster, table, hides_transfers=hides).step_time_s
-
-        few = _FEW * len(stages)
-        if count <= 2 * few:
-            return seconds(count)
-        least, more = seconds(few), seconds(2 * few)
-        return more + (more - least) * (count - 2 * few) / few
+        hides, mesh_of_stage = schedule.hides_transfers, tables[few].mesh_of_stage
+        pipeline = stage_pipeline(stages, cluster, mesh_of_stage, hides_transfers=hides)
+        least_s = pipeline.step_time_s(delayed(k, few))
+        if few == count:
+            return least_s
+        more_s = pipeline.step_time_s(delayed(k, 2 * few))
+        return more_s + (more_s - least_s) * (count - 2 * few) / few
 
     enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
     best, least = 0, step_s(0, stages)
     for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
-        if least <= enough or k > best + 2 * _PATIENCE or not fits(stages, delayed(k, count)):
+        # As much waits in few micro-batches as in all.
+        if least <= enough or k > best + 2 * _PATIENCE or not fits(stages, delayed(k, few)):
             break
         now = step_s(k, stages)
         if now < least * (1 - _SAME):

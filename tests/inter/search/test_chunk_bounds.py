@@ -23,7 +23,7 @@ from meshwise.schedules.dual_pipe_v import DUAL_PIPE_V
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.schedules.zero_bubble_v import ZERO_BUBBLE_V
-from meshwise.simulate.chunks import Chunk, simulate_chunks
+from meshwise.simulate.chunks import Chunk, chunk_pipeline
 from meshwise.simulate.timeline import Timeline
 
 CLUSTER = mw.Cluster.virtual("2x p3.8xlarge")
@@ -85,9 +85,10 @@ def simulated(
     schedule: PipelineSchedule, meshes: int, count: int, stages: list[list[Layer]], sent: float
 ) -> Timeline:
     """A step of stages; their boundaries carry so many bytes."""
-    return simulate_chunks(
+    table = schedule.table(len(stages), count, meshes)
+    return chunk_pipeline(
         CLUSTER,
-        schedule.table(len(stages), count, meshes),
+        table.mesh_of_stage,
         [
             Chunk(
                 forward_s=sum(x.forward_s for x in stage),
@@ -102,7 +103,7 @@ def simulated(
         [([k * 2 // meshes], 8 // meshes) for k in range(meshes)],
         [(sent, sent)] * (len(stages) - 1),
         hides_transfers=schedule.hides_transfers,
-    )
+    ).simulate(table)
 
 
 @given(problem=problems(), sent=st.sampled_from((0.0, 1e9)), data=st.data())

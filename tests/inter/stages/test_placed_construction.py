@@ -14,7 +14,7 @@ from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
-from meshwise.simulate.chunks import Chunk, simulate_chunks
+from meshwise.simulate.chunks import Chunk, chunk_pipeline
 
 CLUSTER = ClusterSpec.virtual("2x p3.16xlarge")
 
@@ -62,9 +62,10 @@ def simulated_s(plan, problem, crossing_bytes=8e9):
     seconds = [float(problem.costs.microbatch_s[i]) for i in at]
     submeshes = [problem.costs.submeshes[s.submesh] for s in plan.stages]
     hosts = [s.first_device // 8 for s in plan.stages]
-    return simulate_chunks(
+    table = problem.schedule.table(len(seconds), count, len(seconds))
+    return chunk_pipeline(
         CLUSTER,
-        problem.schedule.table(len(seconds), count, len(seconds)),
+        table.mesh_of_stage,
         [
             Chunk(
                 forward_s=0.3 * s,
@@ -82,7 +83,7 @@ def simulated_s(plan, problem, crossing_bytes=8e9):
         ],
         [(crossing_bytes / count,) * 2 for _ in pairwise(plan.stages)],
         hides_transfers=problem.schedule.hides_transfers,
-    ).step_time_s
+    ).step_time_s(table)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from meshwise.resharding.cross_mesh.strategies import (
 )
 from meshwise.resharding.cross_mesh.unit_tasks import unit_tasks
 from meshwise.resharding.tiles import boxes
-from meshwise.simulate.actions import HostLinks
+from meshwise.simulate.links import HostLinks
 
 RATE = NIC_BYTES_PER_S
 

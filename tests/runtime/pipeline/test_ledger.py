@@ -24,7 +24,7 @@ from meshwise.runtime.pipeline.make_pipeline import make_pipeline
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.registry import make_schedule
 from meshwise.schedules.schedule import Schedule, Task
-from meshwise.simulate.pipeline import simulate_pipeline
+from meshwise.simulate.pipeline import PricedPipeline
 from meshwise.simulate.stages import StageCost
 from oracle.problem import quick_jit
 
@@ -136,7 +136,7 @@ def simulated_order(schedule: Schedule) -> list[list[Task]]:
         )
         for s in range(schedule.num_stages)
     ]
-    events = simulate_pipeline(schedule, stages, [], []).events
+    events = PricedPipeline(stages, [], []).simulate(schedule).events
     return [
         [
             Task(e.kind, e.stage, e.microbatch)

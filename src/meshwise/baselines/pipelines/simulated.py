@@ -9,7 +9,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.stages.placement import place_stages
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
-from meshwise.simulate.chunks import Chunk, simulate_chunks
+from meshwise.simulate.chunks import Chunk, chunk_pipeline
 from meshwise.simulate.timeline import Timeline
 
 
@@ -40,16 +40,16 @@ def simulate(pipeline: SimulatedPipeline, cluster: ClusterSpec) -> Timeline:
         PlanError: the schedule does not allow these sizes.
     """
     hosts = _hosts_of(pipeline.meshes, cluster)
-    return simulate_chunks(
+    num_meshes = len(pipeline.meshes)
+    table = pipeline.schedule.table(len(pipeline.chunks), pipeline.num_microbatches, num_meshes)
+    return chunk_pipeline(
         cluster,
-        pipeline.schedule.table(
-            len(pipeline.chunks), pipeline.num_microbatches, len(pipeline.meshes)
-        ),
+        table.mesh_of_stage,
         pipeline.chunks,
         [(h, kind.devices_per_host) for h, kind in zip(hosts, pipeline.meshes, strict=True)],
         [(num_bytes, num_bytes) for num_bytes in pipeline.crossing_bytes],
         hides_transfers=pipeline.schedule.hides_transfers,
-    )
+    ).simulate(table)
 
 
 def _hosts_of(meshes: Sequence[SubmeshKind], cluster: ClusterSpec) -> list[range]:

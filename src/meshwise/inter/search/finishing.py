@@ -35,7 +35,7 @@ from meshwise.plan.stage import Layer, Stage, WeightGradients
 from meshwise.plan.text.explain import UNPRICED
 from meshwise.schedules.delay import with_delays
 from meshwise.schedules.schedule import Schedule
-from meshwise.simulate.stage_run import one_a_mesh, simulate_stages
+from meshwise.simulate.stage_pipeline import one_a_mesh, stage_pipeline
 from meshwise.simulate.timeline import Timeline
 from meshwise.simulate.weight_delays import asked_delays, at_most_held
 from meshwise.units import counted, seconds_text
@@ -322,12 +322,9 @@ def finished(
     )
     schedule = found.problem.schedule
     placed = chosen.placed(cluster)
-    timeline = simulate_stages(
-        placed.stages,
-        cluster,
-        placed.table,
-        hides_transfers=schedule.hides_transfers,
-    )
+    hides, mesh_of_stage = schedule.hides_transfers, placed.table.mesh_of_stage
+    pipeline = stage_pipeline(placed.stages, cluster, mesh_of_stage, hides_transfers=hides)
+    timeline = pipeline.simulate(placed.table)
     changing = [k for k, s in enumerate(placed.stages) if any(_extras(s, placed.arrivals))]
     least_s = min(timeline.step_time_s, found.plan.total_s)
     check_room(

@@ -10,7 +10,7 @@ from meshwise.plan.places import placed
 from meshwise.plan.plan import Plan
 from meshwise.plan.text.device_memory import MemoryCheck
 from meshwise.report.html.markup import WIDTH, escaped, label, picture, rect, stage_class
-from meshwise.simulate.stage_run import one_a_mesh
+from meshwise.simulate.stage_pipeline import one_a_mesh
 from meshwise.units import counted
 
 _SIZE, _GAP, _PAD, _HEAD = 26, 4, 9, 22

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from meshwise.plan.text.device_memory import MemoryCheck
 from meshwise.report.html.markup import escaped, label, line, num, picture, rect, stage_class, ticks
-from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.plan import Simulation
+from meshwise.simulate.timeline import MemoryStep
 from meshwise.units import bytes_text, bytes_unit, seconds_text
 
 _WIDTH, _HEIGHT = 380, 150

@@ -29,7 +29,7 @@ from meshwise.report.plan_memory import simulated_memory
 from meshwise.report.simulation_text import device_flop_per_s
 from meshwise.simulate.plan import Simulation, simulate_plan
 from meshwise.simulate.simulated_plan import SimulatedPlan
-from meshwise.simulate.stage_run import one_a_mesh
+from meshwise.simulate.stage_pipeline import one_a_mesh
 from meshwise.simulate.timeline import Timeline
 from meshwise.units import bytes_text, counted, flop_text, seconds_text
 

@@ -22,7 +22,6 @@ from meshwise.runtime.pipeline.buffers import local_bytes
 from meshwise.runtime.pipeline.interpreter import Pipeline, PipelineStep
 from meshwise.runtime.pipeline.seen import MeshSeen, Seen, timeline_of
 from meshwise.runtime.pipeline.traffic import messages, stage_of_program
-from meshwise.simulate.engine import MemoryStep
 from meshwise.simulate.timeline import (
     APPLY,
     BACKWARD,
@@ -30,6 +29,7 @@ from meshwise.simulate.timeline import (
     SYNC,
     WEIGHT,
     Event,
+    MemoryStep,
     Timeline,
 )
 

@@ -8,9 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwise.runtime.pipeline.traffic import Message
-from meshwise.simulate.engine import MemoryStep
-from meshwise.simulate.measure import covered
-from meshwise.simulate.timeline import Event, Timeline, TransferEvent
+from meshwise.simulate.timeline import Event, MemoryStep, Timeline, TransferEvent
 
 
 @dataclass(slots=True)
@@ -89,7 +87,7 @@ def timeline_of(processes: Sequence[Seen], messages: Sequence[Message]) -> Timel
     end = max(process.end_s for process in processes)
     busy = tuple(sum(e.end_s - e.start_s for e in mesh.events) for mesh in meshes)
     exposed = tuple(
-        sum(covered([(sent[n], arrived[n])], begin, end) for n, begin, end in mesh.waits)
+        sum(max(min(arrived[n], end) - max(sent[n], begin), 0.0) for n, begin, end in mesh.waits)
         for mesh in meshes
     )
     transfers = [

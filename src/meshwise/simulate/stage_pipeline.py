@@ -1,4 +1,4 @@
-"""One step of stages that have a place in a cluster, on the simulator."""
+"""Stages that have a place in a cluster, as a pipeline of the simulator."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ from collections.abc import Sequence
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.plan.places import placed
 from meshwise.plan.stage import Stage
-from meshwise.schedules.schedule import Schedule
-from meshwise.simulate.chunks import Chunk, simulate_chunks
-from meshwise.simulate.timeline import Timeline
+from meshwise.simulate.chunks import Chunk, chunk_pipeline
+from meshwise.simulate.pipeline import PricedPipeline
 
 
-def simulate_stages(
+def stage_pipeline(
     stages: Sequence[Stage],
     cluster: ClusterSpec,
-    table: Schedule,
+    mesh_of_stage: Sequence[int],
     *,
     hides_transfers: bool,
-) -> Timeline:
-    """Return what one step of stages that have a place in the cluster does, and when.
+) -> PricedPipeline:
+    """Return stages that have a place in the cluster as a pipeline.
 
     Args:
         stages: The stages.
         cluster: The cluster on which they run.
-        table: Who runs what in which order.
+        mesh_of_stage: For each stage its mesh.
         hides_transfers: Whether transfers run beside computation.
     """
     places = [placed(stage, cluster) for stage in one_a_mesh(stages)]
-    return simulate_chunks(
+    return chunk_pipeline(
         cluster,
-        table,
+        mesh_of_stage,
         [chunk_of(stage) for stage in stages],
         [(place.hosts, place.num_devices) for place in places],
         [(stage.send_bytes, stage.send_bytes) for stage in stages[:-1]],

@@ -1,0 +1,1 @@
+"""The compiled part of the simulator, for `engine` and `measure` alone."""
