@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,8 +15,10 @@ import meshwise as mw
 from doubles.layered_steps import assert_equal, host, unet_step
 from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
+from meshwise.inter.search.search import NothingFasterError
 from meshwise.plan.plan import Plan
-from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.pipeline import plan_pipeline, search_options
+from meshwise.planner.schedule_choice import planned_layers
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.gpipe import GPIPE
@@ -125,6 +129,19 @@ def test_what_is_to_be_beaten_hides_no_plan_where_memory_is_tight(
     alone = planned(make=make, **asked, schedules=named(best))
     together = planned(make=make, **asked, schedules=searched)
     assert together.step_time_s <= alone.step_time_s
+
+
+def test_what_is_no_faster_than_a_pipeline_of_other_layers_is_not_found() -> None:
+    step, args = narrow()
+    request = PipelineRequest(cluster=mw.Cluster.virtual("2x p3.2xlarge"), num_layers=4)
+    found = plan_pipeline(step, args, {}, SIGNATURE, request)
+    options = search_options(found.layers, found.plan.step_flop, request)
+    search = partial(planned_layers, found.layers, request.cluster, options)
+    with pytest.raises(NothingFasterError):
+        search(beats=found)
+    slower = replace(found.plan, step_time_s=1.01 * found.plan.step_time_s)
+    again = search(beats=replace(found, plan=slower)).plan
+    assert again.step_time_s == found.plan.step_time_s
 
 
 def test_1f1b_with_delays_is_searched_first_and_once() -> None:

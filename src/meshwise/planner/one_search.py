@@ -97,8 +97,13 @@ def simulated(plan: Plan) -> SimulatedPlan:
 
 
 def found_one(found: PlannedPipeline | None) -> PlannedPipeline:
-    """Return what was found where nothing was to be beaten."""
-    assert found is not None
+    """Return what was found.
+
+    Raises:
+        NothingFasterError: nothing that takes less than the cutoff was.
+    """
+    if found is None:
+        raise NothingFasterError("no pipeline is faster")
     return found
 
 
@@ -245,6 +250,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         # The most promising one says how much is missing, the fastest one whether it pays.
         first = fastest.failed[0]
         first.least_s = min(error.least_s for error in fastest.failed)
+        first.spare_share = min(error.spare_share for error in fastest.failed)
         raise first
     return fastest.planned
 

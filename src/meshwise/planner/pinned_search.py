@@ -61,6 +61,7 @@ class PipelineSearch:
         plans: Those of other searches, to be added to.
         cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
         far_s: Seconds by the formula from which on a step is far from that.
+        down_to: Micro-batches of what is to be beaten; None: nothing is.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
         most_reserved: Share of the memory that is left free at most for what is not counted.
@@ -79,6 +80,7 @@ class PipelineSearch:
     plans: SharedPlans
     cutoff_s: float = math.inf
     far_s: float = math.inf
+    down_to: int | None = None
     seeks_remedies: Callable[[], bool] = always
     most_reserved: float = MOST_RESERVED
     beats_tight: bool = False
@@ -166,15 +168,24 @@ def _search(
     """
     cluster, report = asked.cluster, asked.report
     findings = asked.plans.findings(costs, cluster.num_devices)
-    find = partial(search, source, cluster, costs=costs, findings=findings)
+    find = partial(
+        search,
+        source,
+        cluster,
+        report=report,
+        costs=costs,
+        below_s=asked.cutoff_s,
+        far_s=asked.far_s,
+        down_to=asked.down_to,
+        findings=findings,
+    )
     tight = replace(_least_held(options), shares_bounds=False)
     try:
-        first = replace(options, every_group=False)
-        return find(first, report, below_s=asked.cutoff_s, far_s=asked.far_s)
+        return find(replace(options, every_group=False))
     except NothingFasterError:
         if not asked.beats_tight:
             raise
-        return find(tight, report, below_s=asked.cutoff_s, far_s=asked.far_s)
+        return find(tight)
     except InfeasibleError:
         if not asked.looks_further:
             raise
@@ -186,10 +197,10 @@ def _search(
     has = options.memory_bytes or max(g.host.device.memory_bytes for g in cluster.groups)
     if least is None or least.num_bytes <= has * _NEARLY:
         with suppress(InfeasibleError):
-            return find(tight, report)
+            return find(tight)
     if least is not None and least.num_bytes > has:
         raise too_little_memory(cluster, options, least)
-    return find(replace(tight, bounds_temporary=False), report)
+    return find(replace(tight, bounds_temporary=False))
 
 
 def _least_held(options: SearchOptions) -> SearchOptions:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, PlanError, TraceError
@@ -172,7 +172,10 @@ def plan_pipeline(
         opened = open_step(fun, args, kwargs, signature)
 
         def searched(
-            step: _CutStep, offload: bool, seeks_remedies: Callable[[], bool]
+            step: _CutStep,
+            offload: bool,
+            seeks_remedies: Callable[[], bool],
+            beats: PlannedPipeline | None = None,
         ) -> PlannedPipeline:
             apart = offloadable_bytes(step.layers) if offload else 0
             check_state_fits(num_bytes - apart, request.cluster, request.memory_bytes)
@@ -188,6 +191,7 @@ def plan_pipeline(
                     times,
                     records,
                     seeks_remedies=seeks_remedies,
+                    beats=beats,
                 )
             return checked_hosts(found) if offload else found
 
@@ -217,10 +221,13 @@ def _check_pins(
 
     Axes may have size 1 where a mesh or submesh is asked for, or a stage for each device.
     """
+    layouts = layouts_of(pins)
+    if not layouts:
+        return
     views = [mesh for kind in cluster.submesh_kinds() for mesh in logical_views(kind)]
     stages = [pin.stage for pin in pins if pin.stage is not None]
     check_arguments(
-        layouts_of(pins),
+        layouts,
         [(name, leaf.shape) for name, leaf in zip(opened.names, opened.in_avals, strict=True)],
         views,
         divides=max([num_stages, *(pin.num_stages or 0 for pin in pins)]) < cluster.num_devices
@@ -243,9 +250,21 @@ class _CutStep:
     offload: bool | None
 
 
-# Plans a step with state in the memory of hosts or not; asks whether its error is to say what would
-# help.
-_Searched: TypeAlias = Callable[[_CutStep, bool, Callable[[], bool]], PlannedPipeline]
+class _Searched(Protocol):
+    """Plans a step with state in the memory of hosts or not.
+
+    It asks whether its error is to say what would help, and may be told of a pipeline that is to be
+    beaten.
+    """
+
+    def __call__(
+        self,
+        step: _CutStep,
+        offload: bool,
+        seeks_remedies: Callable[[], bool],
+        beats: PlannedPipeline | None = None,
+        /,
+    ) -> PlannedPipeline: ...
 
 
 def _cut(
@@ -363,7 +382,7 @@ def _fastest(
 def _faster(found: PlannedPipeline, joined: _CutStep, searched: _Searched) -> PlannedPipeline:
     """Return a pipeline in which keys of attention go round if it takes less time, or the other."""
     with suppress(InfeasibleError):
-        other = searched(joined, bool(joined.offload), never)
+        other = searched(joined, bool(joined.offload), never, found)
         if other.plan.step_time_s < found.plan.step_time_s and _has_ring(other):
             return _joined(other)
     return found

@@ -41,6 +41,7 @@ def planned_layers(
     records: LayerRecords | None = None,
     *,
     seeks_remedies: Callable[[], bool] = always,
+    beats: PlannedPipeline | None = None,
 ) -> PlannedPipeline:
     """Find the fastest pipeline for given layers, and simulate it.
 
@@ -54,9 +55,10 @@ def planned_layers(
         records: What was found out about layers before; None: nothing.
         seeks_remedies: Whether the error says, where nothing fits, with what something would; asked
             when nothing does.
+        beats: A pipeline of other layers that is to be beaten; None: there is none.
 
     Raises:
-        InfeasibleError: nothing fits.
+        InfeasibleError: nothing fits, or nothing is faster.
         PlanError: a number of micro-batches does not divide the batch, or pins contradict each
             other, the cluster or its memory.
         PinError: a pin names nothing.
@@ -70,6 +72,8 @@ def planned_layers(
         plans=SharedPlans(layers, options.intra, times, records),
         seeks_remedies=seeks_remedies,
     )
+    if beats is not None:
+        asked = _beating(asked, beats, beats.plan.step_time_s * (1 - _SAME))
     _, costs = asked.plans.of({})
     # One second process for all searches: it keeps what it built.
     with second_process_of(costs):
@@ -82,7 +86,8 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
     groups = searched_together(options.schedules)
     if len(groups) == 1 or any(pin.schedule for pin in asked.pins):
         return _with_simulated(found_one(with_room(asked)), asked)
-    best = _promising(asked, groups)
+    beats_other = math.isfinite(asked.cutoff_s)
+    best = None if beats_other else _promising(asked, groups)
     # By whether each mesh has one stage.
     failed: dict[bool, MeshwiseError] = {}
     least_fails = False
@@ -93,13 +98,10 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
             report(f"{names}: passed over, since 1f1b holds no more and does not fit")
             continue
         report(names)
-        cutoff_s = math.inf if best is None else _less_than(best.plan, group)
+        some = asked if best is None else _beating(asked, best, _less_than(best.plan, group))
         some = replace(
-            asked,
+            some,
             options=replace(options, schedules=group),
-            cutoff_s=cutoff_s,
-            far_s=math.inf if best is None else HOPELESS * _most_s(best.plan),
-            beats_tight=best is not None and best.is_tight,
             seeks_remedies=never if best or is_plain in failed else asked.seeks_remedies,
         )
         try:
@@ -109,10 +111,11 @@ def _searched(asked: PipelineSearch) -> PlannedPipeline:
             failed.setdefault(is_plain, error)
             least_fails |= ONE_F_ONE_B in group and isinstance(error, InfeasibleError)
             continue
-        if found is not None and found.plan.step_time_s < cutoff_s:
+        if found is not None and found.plan.step_time_s < some.cutoff_s:
             best = found
-    if best is None:
+    if best is None and not beats_other:
         raise failed.get(True) or failed[False]
+    best = found_one(best)
     every = ", ".join(schedule.choice for schedule in options.schedules)
     space = (
         f"{best.plan.space}; the schedules {every} were all searched, and the fastest plan by "
@@ -157,9 +160,16 @@ def _promising(
     return found
 
 
-def _most_s(plan: Plan) -> float:
-    """Return the seconds of a step, the more of what formula and simulation say."""
-    return max(plan.formula_s, plan.step_time_s)
+def _beating(asked: PipelineSearch, best: PlannedPipeline, cutoff_s: float) -> PipelineSearch:
+    """Return the same search for what takes less than some seconds, those of a pipeline or so."""
+    return replace(
+        asked,
+        cutoff_s=cutoff_s,
+        # The more of what formula and simulation say.
+        far_s=HOPELESS * max(best.plan.formula_s, best.plan.step_time_s),
+        down_to=best.plan.num_microbatches,
+        beats_tight=best.is_tight,
+    )
 
 
 def _less_than(plan: Plan, schedules: Sequence[PipelineSchedule]) -> float:

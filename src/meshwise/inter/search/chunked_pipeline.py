@@ -138,6 +138,7 @@ class ChunkedPipeline:
             kinds=(kind,),
             variants=((self.way,),),
             tried=dict(tried),
+            peak_bytes=self.peak_bytes,
         )
 
 

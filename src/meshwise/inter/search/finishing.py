@@ -23,7 +23,7 @@ from meshwise.inter.search.search import FoundPipeline, stage_plan
 from meshwise.inter.search.unsearched_memory import check_room
 from meshwise.inter.stages.placement import place_stages
 from meshwise.inter.stages.stage_construction import StagePlan
-from meshwise.inter.stages.stage_problem import StageSpan, in_flight, spare_share
+from meshwise.inter.stages.stage_problem import StageSpan, in_flight
 from meshwise.pieces.neighbours import CrossingNames, Neighbours
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.decision import GraphDecision
@@ -124,9 +124,9 @@ class _Chosen:
         delays = asked_delays(schedule, stages, cluster, count)
         if delays:
             table = with_delays(table, delays)
+            stages = self._with_waiting(stages, neighbours, table)
         if table.splits_backward:
             stages = at_most_held(stages, table)
-            stages = self._with_waiting(stages, neighbours, table)
         return _Placed(stages, table, delays, arrivals)
 
     def _with_waiting(
@@ -332,7 +332,7 @@ def finished(
         placed.table,
         changing,
         least_s,
-        spare_share(found.problem, found.plan.stages),
+        found.spare_share,
     )
     bare = chosen.plan(cluster, placed, timeline, batch_size, step_flop)
     bare = replace(bare, tied=tuple(tied), cuts=tuple(cuts))

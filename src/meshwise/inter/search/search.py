@@ -41,7 +41,7 @@ from meshwise.inter.stages.objective import step_time
 from meshwise.inter.stages.placed_construction import build_placed
 from meshwise.inter.stages.single_stage import seconds_at_the_limit
 from meshwise.inter.stages.stage_construction import StagePlan
-from meshwise.inter.stages.stage_problem import StageProblem, StageSpan
+from meshwise.inter.stages.stage_problem import StageProblem, StageSpan, spare_share
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import transfer_s
 from meshwise.kernels.arrays import Floats
@@ -79,6 +79,8 @@ class FoundPipeline:
             fits that is faster than the best.
         replanned: Plans of stages that are better than those of their variants (`replan`).
         is_tight: Whether plans that hold as little as they can were among those that were searched.
+        peak_bytes: What the fullest mesh of a pipeline with several stages a mesh holds, as the
+            search counts it, of one device; None where each mesh has one stage.
         whole: One stage on all devices that might be faster if it fitted; what is known of its
             costs may be bounds.  None if there is no such stage.
     """
@@ -90,7 +92,16 @@ class FoundPipeline:
     tried: dict[int, float]
     replanned: dict[StageSpan, RunPlan] = field(default_factory=dict[StageSpan, RunPlan])
     is_tight: bool = False
+    peak_bytes: float | None = None
     whole: FoundPipeline | None = None
+
+    @property
+    def spare_share(self) -> float:
+        """The share of the memory of devices that may be left free while the stages fit."""
+        if self.peak_bytes is None:
+            return spare_share(self.problem, self.plan.stages)
+        (submesh,) = self.problem.costs.submeshes
+        return 1.0 - self.peak_bytes / (submesh.memory_bytes + submesh.reserved_bytes)
 
 
 def search(
@@ -102,6 +113,7 @@ def search(
     rule: Rule | None = None,
     below_s: float = math.inf,
     far_s: float = math.inf,
+    down_to: int | None = None,
     findings: Findings | None = None,
 ) -> tuple[FoundPipeline, VariantCosts]:
     """Find the fastest pipeline.
@@ -117,6 +129,8 @@ def search(
         below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
             are left out.
         far_s: Seconds by the formula from which on a step is far from what is to be beaten.
+        down_to: Micro-batches of what is to be beaten: as few are searched also where nothing is
+            faster with more.
         findings: Those of other searches with these costs, to be added to.
 
     Raises:
@@ -136,6 +150,7 @@ def search(
             rule=rule,
             below_s=below_s,
             far_s=far_s,
+            down_to=math.inf if down_to is None else down_to,
             findings=findings or Findings(costs, cluster.num_devices),
         ).run()
     return found, costs
@@ -184,6 +199,7 @@ class _Search:
         kinds: The same for costs.
         variants: For each of them the ways to plan on it.
         below_s, far_s, findings: As `search` has them.
+        down_to: Likewise; infinite if there is none.
         known: For each number of micro-batches that was tried.
         tried: As `Found.tried`.
         refused: Why the step does not separate, where it does not.
@@ -198,6 +214,7 @@ class _Search:
     rule: Rule | None
     below_s: float
     far_s: float
+    down_to: float
     findings: Findings
     submeshes: list[StageSubmesh] = field(init=False)
     kinds: list[SubmeshKind] = field(init=False)
@@ -223,7 +240,7 @@ class _Search:
         for group in groups(self.options, num_stages):
             if best is not None and best.known.count != lowest:
                 break
-            if best is None and not self.options.every_group and self._any_separates():
+            if best is None and self._stops_at(lowest):
                 break
             lowest = min(group.counts)
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
@@ -238,6 +255,10 @@ class _Search:
             is_tight=DEAREST in self.options.prices,
         )
         return replace(found, whole=self._whole(best, found))
+
+    def _stops_at(self, count: int) -> bool:
+        """Whether fewer micro-batches are not searched where nothing was found with these."""
+        return not self.options.every_group and self._any_separates() and count <= self.down_to
 
     def _whole(self, best: _Candidate, found: FoundPipeline) -> FoundPipeline | None:
         """The stage on all devices that promises most if its memory could be met between prices."""

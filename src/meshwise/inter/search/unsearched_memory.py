@@ -80,11 +80,17 @@ def check_room(
 def _reasons(stage: Stage, *, is_changing: bool) -> list[str]:
     """Return what a stage holds that the search did not count."""
     found: list[str] = []
-    if stage.weights is not None:
+    late = stage.weights
+    if late is not None:
+        what = (
+            f"wait for {counted(late.waiting, 'micro-batch')}, with {bytes_text(late.held_bytes)} "
+            "each"
+            if late.waiting
+            else f"are apart, with {bytes_text(stage.temporary_bytes)} of temporary values"
+        )
         found.append(
-            f"gradients of weights wait for {counted(stage.weights.waiting, 'micro-batch')}, with "
-            f"{bytes_text(stage.weights.held_bytes)} each; a schedule that computes them with the "
-            "gradients of activations, as 1f1b, needs no room for that"
+            f"gradients of weights {what}; a schedule that computes them with the gradients of "
+            "activations, as 1f1b, needs no room for that"
         )
     if stage.waiting_bytes:
         found.append(

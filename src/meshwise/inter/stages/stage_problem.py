@@ -209,14 +209,10 @@ def memory_bytes(problem: StageProblem, stages: Sequence[StageSpan], index: int)
 def spare_share(problem: StageProblem, stages: Sequence[StageSpan]) -> float:
     """Return the share of the memory of devices that may be left free while stages fit.
 
-    0 where several stages share the memory of a mesh.
-
     Args:
-        problem: What the stages were chosen from.
+        problem: What the stages were chosen from; each mesh has one.
         stages: All stages, in order.
     """
-    if problem.schedule.chunks > 1:
-        return 0.0
     used: list[float] = []
     for number, stage in enumerate(stages):
         submesh = problem.costs.submeshes[stage.submesh]
