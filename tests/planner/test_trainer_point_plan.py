@@ -21,6 +21,8 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 from meshwise.trainers.registry import TRAINERS
 
+pytestmark = pytest.mark.usefixtures("layers_known")
+
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 REQUEST = PipelineRequest(
     cluster=mw.Cluster.virtual("1x p3.8xlarge"),
