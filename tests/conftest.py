@@ -5,18 +5,22 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import pytest
 
 import meshwise.spmd.program as lowering
 from meshwise.cluster import device_kind
-from meshwise.planner import kept_records
+from meshwise.inter.cost_table import second_process
+from meshwise.inter.cost_table.layer_records import LayerRecords
+from meshwise.planner import kept_records, schedule_choice
+from meshwise.system.result_files import ResultFiles
 from meshwise.system.user_cache import user_cache
 from meshwise.train.options import TrainOptions
 from oracle.problem import QUICK_OPTIONS
@@ -41,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     gc.set_threshold(20_000, 20, 10)
+    if sys.dont_write_bytecode:
+        # As in images of containers: none beside the sources, which else each process compiles.
+        sys.dont_write_bytecode, sys.pycache_prefix = False, str(user_cache() / "bytecode")
+        del os.environ["PYTHONDONTWRITEBYTECODE"]
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(user_cache() / "tests")
     kept = {
         "jax_compilation_cache_dir": folder,
@@ -83,6 +92,30 @@ def compiled_kernels() -> None:
 def no_kept_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test plans anew: others may have planned with parts of the planner replaced."""
     monkeypatch.setattr(kept_records, "own_folder", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def layers_known() -> Iterator[None]:
+    """In a file pipelines are planned with what its earlier ones found out about their layers.
+
+    They are the same plans (`planner/test_kept_records.py`), for tests that replace no part of the
+    planner.  Nothing is written.
+    """
+    records = LayerRecords(ResultFiles(Path("no folder"), 0))
+    with pytest.MonkeyPatch.context() as patch:
+        made = schedule_choice.SharedPlans
+        patch.setattr(schedule_choice, "SharedPlans", lambda *asked: made(*asked[:3], records))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pipelines are planned in one process: others test at once, and to start one takes seconds."""
+
+    def none(script: str) -> NoReturn:
+        raise OSError(script)
+
+    monkeypatch.setattr(second_process, "ChildProcess", none)
 
 
 @contextmanager

@@ -264,7 +264,10 @@ def test_gradients_of_modules_name_those_of_equinox(both: Any, error: Any, text:
     # An activation under jax.jit, as many functions of jax.nn are.
     model = eqx.nn.MLP(8, 8, 8, 2, activation=jax.nn.gelu, key=jax.random.key(0))
     parallel = mw.eqx.parallelize(
-        step, method=mw.Auto(stages=2), cluster=mw.Cluster.virtual("2 cpu"), num_microbatches=2
+        step,
+        method=mw.Auto(stages=2, schedule="1f1b"),
+        cluster=mw.Cluster.virtual("2 cpu"),
+        num_microbatches=2,
     )
     with pytest.raises(error, match=text):
         parallel.plan(model, X)

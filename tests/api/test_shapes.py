@@ -113,7 +113,7 @@ def test_other_state_has_a_plan_of_its_own() -> None:
     assert not any("must lie elsewhere" in text for text in step.plan(fewer, batch(512)).warnings)
 
 
-@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2)])
+@pytest.mark.parametrize("method", [mw.DataParallel(), mw.Auto(stages=2, schedule="1f1b")])
 def test_a_call_with_shapes_is_told_of_plan(method: Any) -> None:
     step = mw.parallelize(
         step_of(unrolled), method=method, cluster=cpu_cluster(2), num_microbatches=2

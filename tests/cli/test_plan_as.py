@@ -16,7 +16,7 @@ from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = pytest.mark.usefixtures("compiled_kernels", "layers_known")
 
 OF_ALL = ("--cluster", "1x p3.8xlarge", "--microbatches", "4", "--schedule", "1f1b")
 ASKED = ("--step", "cli.test_plan_as:gpt", *OF_ALL)

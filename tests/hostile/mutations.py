@@ -10,8 +10,10 @@ import gzip
 import itertools
 import json
 import re
+import struct
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -185,10 +187,17 @@ def packed(data: bytes) -> bytes:
     return gzip.compress(data, 1, mtime=0)
 
 
-def bomb(start: bytes, piece: bytes, count: int, end: bytes = b"") -> bytes:
+@cache
+def bomb(start: bytes, piece: bytes, count: int) -> bytes:
     """Return a small gzip file of a long text, which is never there whole."""
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     many = piece * max(2**20 // len(piece), 1)
-    parts = [packer.compress(start)]
-    parts += [packer.compress(many) for _ in range(count * len(piece) // len(many) + 1)]
-    return b"".join([*parts, packer.compress(end), packer.flush()])
+    times = count * len(piece) // len(many) + 1
+    # What is flushed fully can stand many times, and is packed once.
+    first, again, last = (zlib.compressobj(9, zlib.DEFLATED, bits) for bits in (31, -15, -15))
+    head = first.compress(start) + first.flush(zlib.Z_FULL_FLUSH)
+    body = again.compress(many) + again.flush(zlib.Z_FULL_FLUSH)
+    check = zlib.crc32(start)
+    for _ in range(times):
+        check = zlib.crc32(many, check)
+    size = (len(start) + times * len(many)) % 2**32
+    return head + body * times + last.flush() + struct.pack("<II", check, size)

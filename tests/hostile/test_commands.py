@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ from meshwise.cli import main
 
 PIPELINE = PLANS[-1]
 GOOD = json_of(PIPELINE)
-FILES: dict[str, bytes] = {
+FILES: dict[str, bytes | Callable[[], bytes]] = {
     "empty": b"",
     "not UTF-8": b"\xff\xfe{",
     "zeros": b"\x00" * 100,
     "gzip": packed(GOOD),
-    "bomb": bomb(b"{", b" ", 2**28),
+    "bomb": lambda: bomb(b"{", b" ", 2**28),
     "cut": GOOD[: len(GOOD) // 2],
     "deep": b"[" * 10**6,
     "another kind": PROFILE_FILE,
@@ -48,7 +49,8 @@ def test_hostile_files(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "good.json").write_bytes(GOOD)
     name = "bad.toml" if command.endswith("--cluster") else "bad.json"
-    (tmp_path / name).write_bytes(FILES[file])
+    data = FILES[file]
+    (tmp_path / name).write_bytes(data() if callable(data) else data)
     words, code = COMMANDS[command]
     with bounded():
         result = CliRunner().invoke(main, [*words, name])

@@ -78,9 +78,9 @@ def _llama(*, scan_layers: bool, remat: bool) -> Model:
     return Model(_abstract(Llama(config), batches[0]["x"])["params"], loss, batches)
 
 
-def _experts() -> Model:
+def _experts(*, num_layers: int) -> Model:
     config = ExpertLlamaConfig(
-        vocab_size=VOCAB, seq_len=SEQ, hidden=16, ffn=16, num_layers=2, num_heads=4,
+        vocab_size=VOCAB, seq_len=SEQ, hidden=16, ffn=16, num_layers=num_layers, num_heads=4,
         num_kv_heads=2, num_experts=8, experts_per_token=2, shared_ffn=8, dtype="float64",
         param_dtype="float64",
     )  # fmt: skip
@@ -195,7 +195,8 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "moe-global-balance": lambda: _moe(balance="batch", group_size=SEQ),
     "wide-resnet": _wide_resnet,
     "u-transformer": _u_transformer,
-    "experts": _experts,
+    "experts": lambda: _experts(num_layers=2),
+    "experts-of-1": lambda: _experts(num_layers=1),
 }
 
 # Losses that need statistics of the whole batch in the middle.

@@ -11,6 +11,11 @@ from doubles.golden_plans import GOLDEN, PLANS, golden_plan
 from doubles.pinned_jax import IS_PINNED_JAX
 
 
+@pytest.fixture(autouse=True)
+def no_second_process() -> None:
+    """These are planned by two processes, as users have it."""
+
+
 @pytest.mark.usefixtures("compiled_kernels")
 @pytest.mark.skipif(not IS_PINNED_JAX, reason="files are of another JAX")
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="its sums of floats end in other digits")

@@ -15,6 +15,7 @@ import meshwise as mw
 from meshwise.plan.plan import Plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.schedules.registry import named
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.step import StepSignature
 
@@ -89,7 +90,9 @@ def test_heads_are_split_by_all_to_all_also_where_scores_do_not_fit() -> None:
 
 def test_before_attention_is_looked_for_no_minutes_pass_with_remedies() -> None:
     told: list[str] = []
-    request = PipelineRequest(cluster=FAST, memory_bytes=2 * 2**30, num_microbatches=(2,))
+    request = PipelineRequest(
+        cluster=FAST, memory_bytes=2 * 2**30, num_microbatches=(2,), schedules=named("1f1b")
+    )
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     found = plan_pipeline(_step(8), _shapes(2, 32_768, 8), {}, signature, request, told.append)
     assert found.plan.joins_attention
@@ -142,11 +145,11 @@ def test_attention_is_one_operator_where_that_is_faster_within_the_memory() -> N
             cluster=FAST,
             memory_bytes=limit * 2**20,
         ).plan(*_shapes(16, 512, 8))
-        for limit in (64, 56, 48, 40)
+        for limit in (64, 48, 40)
     ]
     times = [plan.step_time_s for plan in plans]
     assert times == sorted(times)
-    assert [plan.joins_attention for plan in plans] == [False, False, True, True]
+    assert [plan.joins_attention for plan in plans] == [False, True, True]
 
 
 def test_a_plan_with_a_ring_is_read_back_and_replayed() -> None:
@@ -159,9 +162,7 @@ def test_a_plan_with_a_ring_is_read_back_and_replayed() -> None:
 
 def test_evaluation_follows_with_attention_as_one_operator() -> None:
     """Else the scores of all keys would be there, for which there is no memory."""
-    trained = mw.parallelize(_step(2), batch_argnums=(1,), method=mw.IntraOp(), cluster=SLOW)
     weights, stream = _shapes(1, 131_072, 2)
-    trained.plan(weights, stream)
 
     def evaluate(weights: Any, stream: Any) -> Any:
         q, k, v = (
@@ -170,7 +171,9 @@ def test_evaluation_follows_with_attention_as_one_operator() -> None:
         mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         return jnp.mean(mixed.astype(jnp.float32))
 
-    follows = mw.parallelize(evaluate, batch_argnums=(1,), method=mw.Follow(trained))
+    follows = mw.parallelize(
+        evaluate, batch_argnums=(1,), method=mw.Follow(_plan(SLOW, 1, 131_072, 2))
+    )
     plan = follows.plan(weights, stream)
     assert plan.joins_attention
     assert plan.peak_bytes < 2**30

@@ -107,7 +107,9 @@ def test_a_softmax_over_classes_is_no_attention() -> None:
 
 def test_stages_are_told_too() -> None:
     step, state, batch = step_of(jnp.bfloat16, layers=2)
-    plan = planned(step, state, batch, method=mw.Auto(stages=2), num_microbatches=2)
+    plan = planned(
+        step, state, batch, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2
+    )
     (text,) = hints(plan)
     assert "softmax and mask take " in text
     assert "at the peak" not in text

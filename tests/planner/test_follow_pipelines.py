@@ -24,7 +24,7 @@ from meshwise.plan.plan import Plan
 from meshwise.schedules.inference import INFERENCE
 from oracle.problem import quick_jit
 
-pytestmark = pytest.mark.usefixtures("quick_steps", "x64")
+pytestmark = pytest.mark.usefixtures("quick_steps", "x64", "layers_known")
 
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 SIZES = {"num_layers": 1, "seq_len": 8, "dtype": "float64", "param_dtype": "float64"}
@@ -63,8 +63,8 @@ def gpt_programs() -> tuple[mw.ParallelStep, mw.ParallelStep]:
 
 
 def test_a_step_that_does_not_follow_is_told_of_follow() -> None:
-    step, args = gpt_step(CLIPPED, num_layers=1)
-    _, state, batch = trained(step, args)
+    _, (state, batch) = gpt_step(CLIPPED, num_layers=1)
+    state, *_ = gpt_programs()[0](state, batch)
 
     def total(state: Any, batch: Any) -> Any:
         del batch
@@ -298,7 +298,11 @@ def test_what_cannot_be_followed_is_refused() -> None:
     with pytest.raises(PlanError, match="no argument of this step follows one of the other: 0"):
         mw.parallelize(lambda v, b: jnp.sum(v), method=follow).plan(batch["x"][:3], {})
     kept = mw.parallelize(
-        step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2, donate_argnums=()
+        step,
+        method=mw.Auto(stages=2, schedule="1f1b"),
+        cluster=CLUSTER,
+        num_microbatches=2,
+        donate_argnums=(),
     )
     kept.plan(state, batch)
     with pytest.raises(PlanError) as caught:

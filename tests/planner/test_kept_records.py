@@ -19,7 +19,7 @@ from meshwise.planner import kept_records as kept_records_file
 from meshwise.planner.kept_records import kept_records
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
-from meshwise.schedules.registry import choices
+from meshwise.schedules.registry import SEARCHED, choices
 from meshwise.system.own_folder import own_folder
 from meshwise.system.result_files import ResultFiles
 from meshwise.trace.step import StepSignature
@@ -31,7 +31,13 @@ CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")
 def planned(records: LayerRecords | None, **changes: Any) -> str:
     """The JSON of a plan of four layers, narrow in the middle."""
     step, state, batch = perceptron((512, 128, 256, 64, 512), 64)
-    asked = {"cluster": CLUSTER, "num_layers": 4, "num_microbatches": (4,), **changes}
+    asked = {
+        "cluster": CLUSTER,
+        "num_layers": 4,
+        "num_microbatches": (4,),
+        "schedules": (choices()["1f1b"],),
+        **changes,
+    }
     request = PipelineRequest(**asked)
     found = plan_pipeline(step, (state, batch), {}, SIGNATURE, request, records=records)
     return found.plan.to_json()
@@ -52,7 +58,7 @@ def with_records(**changes: Any) -> str:
 
 
 WHAT_IFS: list[dict[str, Any]] = [
-    {},
+    {"schedules": SEARCHED},
     {"num_stages": 2},
     {"memory_bytes": 3_000_000},
     {"num_microbatches": (4, 8)},

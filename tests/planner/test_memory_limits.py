@@ -22,7 +22,7 @@ from meshwise.schedules.registry import named
 from meshwise.trace.step import StepSignature
 from meshwise.units import GIB, MIB, bytes_text
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = pytest.mark.usefixtures("compiled_kernels", "layers_known")
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 

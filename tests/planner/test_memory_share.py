@@ -18,7 +18,7 @@ from meshwise.plan.plan import Plan
 from meshwise.planner.memory_share import limited_plan, smaller_request
 from meshwise.request.pipeline_request import PipelineRequest
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = pytest.mark.usefixtures("compiled_kernels", "layers_known")
 
 
 def hosts_of(kind: str, num_devices: int, memory_bytes: int) -> HostGroup:

@@ -240,11 +240,8 @@ def test_planning_within_a_limit_solves_a_counted_number_of_problems(monkeypatch
     monkeypatch.setattr(judged, "solve", solve)
     program = _attention()
     peak = _plan(program, mw.IntraOp((2, 4))).peak_bytes
-    for part in (0.9, 0.7):
-        for _ in range(2):
-            counts.append(0)
-            with contextlib.suppress(InfeasibleError):
-                _plan(program, mw.IntraOp((2, 4)), memory_bytes=int(part * peak))
-    assert counts[0] == counts[1]
-    assert counts[2] == counts[3]
-    assert max(counts) <= 150
+    for _ in range(2):
+        counts.append(0)
+        with contextlib.suppress(InfeasibleError):
+            _plan(program, mw.IntraOp((2, 4)), memory_bytes=int(0.7 * peak))
+    assert 1 < counts[0] == counts[1] <= 150

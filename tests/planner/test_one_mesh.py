@@ -85,7 +85,7 @@ def test_auto_gives_up_with_the_remedies():
 
 def test_no_more_micro_batches_are_tried_where_they_do_not_help(caplog):
     step, state, rows = perceptron((128,) * 7, 1024)
-    counts = [2**k for k in range(11)]
+    counts = [4**k for k in range(6)]
 
     def planned(num_microbatches, memory_bytes):
         parallel = mw.parallelize(

@@ -35,7 +35,7 @@ from meshwise.simulate.plan import simulate_plan
 from meshwise.simulate.timeline import Timeline
 from models.closed_forms import training_flop
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels")
+pytestmark = pytest.mark.usefixtures("compiled_kernels", "layers_known")
 
 CLUSTER = P3
 

@@ -29,7 +29,7 @@ from meshwise.schedules.zero_bubble_h1 import ZERO_BUBBLE
 from meshwise.trace.step import StepSignature
 from oracle.problem import quick_jit
 
-pytestmark = pytest.mark.usefixtures("no_buckets")
+pytestmark = pytest.mark.usefixtures("no_buckets", "layers_known")
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 

@@ -21,6 +21,8 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.step import StepSignature
 from meshwise.trainers.registry import TRAINERS
 
+pytestmark = pytest.mark.usefixtures("layers_known")
+
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 REQUEST = PipelineRequest(
     cluster=mw.Cluster.virtual("1x p3.8xlarge"),
@@ -32,7 +34,7 @@ REQUEST = PipelineRequest(
 @pytest.fixture(scope="module")
 def planned() -> PlannedPipeline:
     """A plan that is said to be slow."""
-    sizes = {"hidden": 256, "num_heads": 4, "num_layers": 4, "seq_len": 64, "vocab_size": 512}
+    sizes = {"hidden": 256, "num_heads": 4, "num_layers": 2, "seq_len": 64, "vocab_size": 512}
     step, *args = model_step(gpt_config("tiny", **sizes), 16).abstract
     asked = replace(REQUEST, num_stages=1, schedules=(ONE_F_ONE_B,))
     found = plan_pipeline(step, tuple(args), {}, SIGNATURE, asked)

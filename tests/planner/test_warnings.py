@@ -62,7 +62,7 @@ def test_stages_that_compute_one_after_the_other(count: int) -> None:
 
 
 def test_stages_whose_work_is_mostly_replicated() -> None:
-    method = mw.Auto(stages=2)
+    method = mw.Auto(stages=2, schedule="1f1b")
     # One row has no part for each of two devices, and the layers are small.
     found = warnings_of(8, 2, method=method, num_microbatches=2)
     assert "of bytes run whole on every device of its stage; the largest is" in found

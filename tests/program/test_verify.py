@@ -53,7 +53,8 @@ def _with(
     return replace(found, meshes=tuple(meshes), order=tuple(order))
 
 
-SEEDS = few(range(112), [0, 1, 2, 3, 4, 5])
+# Each schedule once, the smaller ones of those with several meshes, and tables of all sizes.
+SEEDS = few(range(112), [1, 3, 8, 9, 24, 26, 68, 69, 81, 95])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

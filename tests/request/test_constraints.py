@@ -130,9 +130,9 @@ def test_what_an_inner_jit_asks_for(key: str) -> None:
     assert layouts(parallel) == {"S1 R"}
     assert_numbers(parallel, step)
     with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
-        mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER).plan(
-            STATE, X
-        )
+        mw.parallelize(
+            step, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2, cluster=CLUSTER
+        ).plan(STATE, X)
 
 
 def test_an_inner_jit_beside_attention() -> None:
@@ -158,7 +158,9 @@ def test_stages_with_constraints_on_results() -> None:
     def step(state: Any, batch: Any) -> Any:
         return jax.lax.with_sharding_constraint(to(asked)(state, batch), asked)
 
-    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER)
+    parallel = mw.parallelize(
+        step, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2, cluster=CLUSTER
+    )
     with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
         assert_numbers(parallel, step)
 
@@ -175,7 +177,9 @@ def test_stages_with_constraints_in_a_loop_of_what_joins_them() -> None:
         value = jax.lax.fori_loop(0, 2, lambda _, x: halved(x), value)
         return state, jax.lax.cond(value > 1, halved, jax.jit(halved, out_shardings=asked), value)
 
-    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2, cluster=CLUSTER)
+    parallel = mw.parallelize(
+        step, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2, cluster=CLUSTER
+    )
     with pytest.warns(PlanWarning, match="each stage has a mesh of its own"):
         assert_numbers(parallel, step)
 
@@ -195,7 +199,7 @@ def test_a_step_that_follows_keeps_it_too() -> None:
 
 def test_stages_that_follow_say_that_they_drop_it() -> None:
     asked = NamedSharding(mesh(data=4), P("data"))
-    method = mw.Auto(stages=2)
+    method = mw.Auto(stages=2, schedule="1f1b")
     train = mw.parallelize(step_with(lambda x: x), method=method, num_microbatches=2)
     state, _ = train(STATE, X)
 
@@ -235,7 +239,7 @@ def test_what_reshard_asks_for() -> None:
         ),
         (
             lambda: NamedSharding(mesh(data=4), P("data")),
-            {"method": mw.Auto(stages=2), "num_microbatches": 2},
+            {"method": mw.Auto(stages=2, schedule="1f1b"), "num_microbatches": 2},
             r"and each stage has a mesh of its own; take it away, or plan without stages",
         ),
         (

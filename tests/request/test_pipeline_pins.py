@@ -33,7 +33,7 @@ from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import StepSignature
 
-pytestmark = pytest.mark.usefixtures("compiled_kernels", "no_buckets")
+pytestmark = pytest.mark.usefixtures("compiled_kernels", "no_buckets", "layers_known")
 
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 CLUSTER = mw.Cluster.virtual("1x p3.8xlarge")

@@ -27,7 +27,7 @@ def step(state: Any, x: Any) -> Any:
 
 @pytest.fixture(scope="module", params=["mesh", "pipeline"])
 def plan(request: pytest.FixtureRequest) -> Any:
-    method: Any = mw.IntraOp() if request.param == "mesh" else mw.Auto(stages=2)
+    method: Any = mw.IntraOp() if request.param == "mesh" else mw.Auto(stages=2, schedule="1f1b")
     parallel = mw.parallelize(step, method=method, cluster=CLUSTER, num_microbatches=4)
     return parallel.plan(STATE, BATCH)
 

@@ -93,7 +93,7 @@ def test_micro_batches_keep_the_rule_of_cudnn(stages: int) -> None:
     """It is split among devices in programs of micro-batches too."""
     plan = mw.parallelize(
         attention_step(by_cudnn),
-        method=mw.Auto(stages=stages),
+        method=mw.Auto(stages=stages, schedule="1f1b"),
         cluster=GPUS,
         batch_argnums=(1,),
         num_microbatches=2,
@@ -107,7 +107,7 @@ def test_micro_batches_keep_the_rule_of_cudnn(stages: int) -> None:
 def test_stages_with_cudnn_compile_for_gpus() -> None:
     step = mw.parallelize(
         attention_step(by_cudnn),
-        method=mw.Auto(stages=2),
+        method=mw.Auto(stages=2, schedule="1f1b"),
         cluster=GPUS,
         batch_argnums=(1,),
         num_microbatches=2,

@@ -326,7 +326,9 @@ def test_a_layer_that_jax_does_not_lower_is_named(
         raise error
 
     monkeypatch.setattr(lowered, "lowered_layers", first_layer_only)
-    step = mw.parallelize(train_step, method=mw.Auto(stages=2), cluster=CLUSTER, num_microbatches=2)
+    step = mw.parallelize(
+        train_step, method=mw.Auto(stages=2, schedule="1f1b"), cluster=CLUSTER, num_microbatches=2
+    )
     with pytest.raises(kind, match=text):
         step.verify(*arguments())
 

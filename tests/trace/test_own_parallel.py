@@ -202,7 +202,7 @@ def in_two_stages(kernel: Callable[[Any], Any]) -> Any:
         value, grads = mw.value_and_grad(loss)(state)
         return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), value
 
-    parallel = mw.parallelize(step, method=mw.Auto(stages=2), num_microbatches=2)
+    parallel = mw.parallelize(step, method=mw.Auto(stages=2, schedule="1f1b"), num_microbatches=2)
     state = {"first": STATE["w"], "second": STATE["w"].T}
     return jax.jit(step)(state, X), parallel(state, X)
 

@@ -36,6 +36,11 @@ def layers() -> Any:
 
 
 @pytest.fixture(autouse=True)
+def no_second_process() -> None:
+    """Here there is one."""
+
+
+@pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_process, "_WORTH", 2)
 
