@@ -10,7 +10,7 @@ from functools import cache, partial
 from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError, PlanError, TraceError
+from meshwise.errors import InfeasibleError, MeshwiseError, PlanError, TraceError
 from meshwise.inter.clustering.layer_count import clustered, layers_for, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
@@ -317,9 +317,9 @@ def _fastest(
 
     Larger layers hold less where the backward pass computes all again from what enters a layer.
     Attention as one operator, whose keys may go round, holds less; so does state in the memory of
-    hosts.  They are tried in this order where nothing else fits, and attention also where the batch
-    has fewer rows than there are devices: else rows are the better thing to split.  Only where all
-    that fails does the error say what would help.
+    hosts.  They are tried in this order where nothing else fits.  Attention is tried first of all
+    where the batch has fewer rows than there are devices: else rows are the better thing to split.
+    Only where all that fails does the error say what would help.
 
     Args:
         opened: The step.
@@ -339,7 +339,7 @@ def _fastest(
         step = with_attention(opened)
         if step is None:
             return None
-        report("the same with attention as one operator")
+        report("with attention as one operator")
         return _cut(step, request, report, pins)
 
     @cache
@@ -353,8 +353,15 @@ def _fastest(
                     return found if step is plain else _joined(found)
         return None
 
+    rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
+    ring = _ring(joined, searched) if min(rows) < request.cluster.num_devices else None
+    if ring is not None:
+        report("with attention as it is written")
+        with suppress(InfeasibleError):
+            return searched(plain, bool(plain.offload), never, ring)
+        return ring
     try:
-        found = searched(
+        return searched(
             plain, bool(plain.offload), lambda: joined() is None and offloaded() is None
         )
     except NoSuchPlanError:
@@ -362,30 +369,45 @@ def _fastest(
     except InfeasibleError as error:
         cut = partial(_cut, opened, request, report, pins)
         larger = _in_larger_layers(error, request, plain, cut, searched)
-        if larger is not None:
-            return larger
-        try:
-            step = joined()
-            if step is None:
-                raise
-            return _joined(searched(step, bool(step.offload), lambda: offloaded() is None))
-        except InfeasibleError:
-            other = offloaded()
-            if other is None:
-                raise
-            return other
-    rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
-    step = joined() if min(rows) < request.cluster.num_devices else None
-    return found if step is None else _faster(found, step, searched)
+        other = larger or _in_less_memory(joined, offloaded, searched)
+        if other is None:
+            raise
+        return other
 
 
-def _faster(found: PlannedPipeline, joined: _CutStep, searched: _Searched) -> PlannedPipeline:
-    """Return a pipeline in which keys of attention go round if it takes less time, or the other."""
-    with suppress(InfeasibleError):
-        other = searched(joined, bool(joined.offload), never, found)
-        if other.plan.step_time_s < found.plan.step_time_s and _has_ring(other):
-            return _joined(other)
-    return found
+def _in_less_memory(
+    joined: Callable[[], _CutStep | None],
+    offloaded: Callable[[], PlannedPipeline | None],
+    searched: _Searched,
+) -> PlannedPipeline | None:
+    """Return a pipeline with attention as one operator, or else with state in the hosts.
+
+    Raises:
+        InfeasibleError: nothing fits with attention as one operator, either.
+    """
+    step = joined()
+    if step is None:
+        return offloaded()
+    try:
+        return _joined(searched(step, bool(step.offload), lambda: offloaded() is None))
+    except InfeasibleError:
+        other = offloaded()
+        if other is None:
+            raise
+        return other
+
+
+def _ring(joined: Callable[[], _CutStep | None], searched: _Searched) -> PlannedPipeline | None:
+    """Return a pipeline in which keys go round; None if there is none or the fastest is another.
+
+    What is wrong with what was asked is told by the search with attention as it is written.
+    """
+    with suppress(MeshwiseError):
+        step = joined()
+        found = None if step is None else searched(step, bool(step.offload), never)
+        if found is not None and _has_ring(found):
+            return _joined(found)
+    return None
 
 
 def _in_larger_layers(
