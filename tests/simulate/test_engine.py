@@ -96,3 +96,10 @@ def test_a_deadlock_shows_who_waits_for_what_and_the_rest_goes_on():
 def test_what_intervals_cover_together_is_counted_once(intervals, times, seconds):
     ends = np.array(intervals, np.float64).reshape(-1, 2)
     assert covered_s(ends[:, 0].copy(), ends[:, 1].copy(), *times) == seconds
+
+
+def test_what_takes_for_ever_does_not_end():
+    slow = [HostLinks(nic_bytes_per_s=5e-324, link_bytes_per_s=1.0)] * 2
+    streams = [[Action(1.0, (), (0,))], [Action(1.0, (0,))]]
+    run = outcome(streams, [Transfer(0, 1, SECOND)], slow).run
+    assert list(run.stuck()) == [(1, 0)]

@@ -343,7 +343,7 @@ def test_several_boundaries_may_join_the_same_stages():
             "1f1b",
             [StageCost(forward_s=math.nan)] * 2,
             [],
-            "stage 0 has a forward_s of nan s",
+            "stage 0: forward_s is nan s",
         ),
     ],
 )
@@ -388,3 +388,23 @@ def test_an_order_with_a_deadlock_is_told():
         "micro-batch 0, which comes later on mesh 1; on mesh 1 F of stage 1, micro-batch 0 waits "
         "for the result of F of stage 0, micro-batch 0, which comes later on mesh 0"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tasks: tasks[1:], "schedule 1f1b"),
+        (lambda tasks: (*tasks, tasks[0]), "schedule 1f1b"),
+        (lambda tasks: (*tasks, Task(WEIGHT, 0, 0)), "schedule 1f1b"),
+        (lambda tasks: (*tasks[1:], Task(FORWARD, 1, 0)), "schedule 1f1b"),
+        (lambda tasks: (*tasks[1:], Task(FORWARD, 0, 99)), "schedule 1f1b"),
+        (lambda tasks: (*tasks[1:], Task(FORWARD, 0, -1)), "schedule 1f1b"),
+    ],
+)
+def test_a_table_that_is_no_schedule_is_refused(change, message):
+    schedule = make_schedule("1f1b", num_stages=2, num_microbatches=2)
+    first, second = schedule.tasks
+    with pytest.raises(ProgramError, match=message):
+        PricedPipeline(equal_stages(2), [], []).simulate(
+            replace(schedule, tasks=(change(first), second))
+        )

@@ -13,6 +13,7 @@ import numpy as np
 from meshwise.errors import ProgramError
 from meshwise.kernels.arrays import Floats, Ints
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule, Task
+from meshwise.schedules.verify import verify_schedule
 from meshwise.simulate.engine import EngineRun, run_streams
 from meshwise.simulate.links import Flow, HostLinks, check_flow
 from meshwise.simulate.measure import exposed_s
@@ -23,8 +24,6 @@ from meshwise.simulate.timeline import APPLY, ONCE, Event, Timeline, TransferEve
 from meshwise.units import counted
 
 _KINDS: tuple[Kind, ...] = (FORWARD, BACKWARD, WEIGHT)
-# Seconds of a stage.
-_SECONDS = ("forward_s", "backward_s", "activation_gradient_s", "weight_gradient_s", "apply_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,11 +195,14 @@ def _streams(stages: Sequence[StageCost], schedule: Schedule, wires: _Wires) -> 
     numbers: list[Ints] = []
     priced_at: list[Ints] = []
     for mesh, tasks in enumerate(schedule.tasks):
-        own = np.fromiter((first_number[k, s] + m for k, s, m in tasks), np.int64, len(tasks))
+        here = (first_number.get((k, s), -count) + m for k, s, m in tasks)
+        own = np.fromiter(here, np.int64, len(tasks))
         updates = [] if schedule.forward_only else _stages_of(schedule, mesh)
         numbers.append(np.append(own, np.full(len(updates), -1)))
         priced_at.append(np.append(own // count, np.add(updates, len(_KINDS) * num_stages)))
     number, at = np.concatenate(numbers), np.concatenate(priced_at).astype(np.int64)
+    if not _has_each_task_once(schedule, numbers):
+        verify_schedule(schedule)
     action_of = np.full(len(_KINDS) * num_stages * count, -1, np.int64)
     action_of[number[number >= 0]] = np.flatnonzero(number >= 0)
     first_wait, waits = _by_action(action_of[wires.taker], len(number))
@@ -214,6 +216,17 @@ def _streams(stages: Sequence[StageCost], schedule: Schedule, wires: _Wires) -> 
         waits=waits,
         first_make=first_make,
         makes=makes,
+    )
+
+
+def _has_each_task_once(schedule: Schedule, numbers: Sequence[Ints]) -> bool:
+    """Return whether the numbers of each mesh are those of its tasks, whatever their order."""
+    count, mesh_of_stage = schedule.num_microbatches, np.array(schedule.mesh_of_stage)
+    every = np.arange(len(schedule.kinds) * schedule.num_stages * count)
+    mesh_of_task = mesh_of_stage[every // count % schedule.num_stages]
+    return all(
+        np.array_equal(np.sort(own[own >= 0]), every[mesh_of_task == mesh])
+        for mesh, own in enumerate(numbers)
     )
 
 
@@ -333,7 +346,15 @@ def _check(pipeline: PricedPipeline, schedule: Schedule) -> None:
                 f"schedule {schedule.name} splits the backward, but stage {stage} has no "
                 "activation_gradient_s and weight_gradient_s"
             )
-        for name in _SECONDS:
-            seconds = getattr(cost, name)
-            if seconds is not None and not 0 <= seconds < math.inf:
-                raise ProgramError(f"stage {stage} has a {name} of {seconds} s")
+        for name in _seconds(schedule):
+            if not 0 <= (seconds := getattr(cost, name)) < math.inf:
+                raise ProgramError(f"stage {stage}: {name} is {seconds} s")
+
+
+def _seconds(schedule: Schedule) -> tuple[str, ...]:
+    """Return which seconds of stages a schedule has."""
+    if schedule.forward_only:
+        return ("forward_s",)
+    if schedule.splits_backward:
+        return ("forward_s", "activation_gradient_s", "weight_gradient_s", "apply_s")
+    return ("forward_s", "backward_s", "apply_s")

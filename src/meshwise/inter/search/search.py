@@ -129,8 +129,8 @@ def search(
         below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
             are left out.
         far_s: Seconds by the formula from which on a step is far from what is to be beaten.
-        down_to: Micro-batches of what is to be beaten: as few are searched also where nothing is
-            faster with more.
+        down_to: Micro-batches of what is to be beaten: as few, and some fewer, are searched also
+            where nothing is faster with more.
         findings: Those of other searches with these costs, to be added to.
 
     Raises:
@@ -238,9 +238,7 @@ class _Search:
         lowest = 0
         num_stages = most_stages(self.cluster.num_devices, len(self.costs.source.classes))
         for group in groups(self.options, num_stages):
-            if best is not None and best.known.count != lowest:
-                break
-            if best is None and self._stops_at(lowest):
+            if self._stops_at(lowest, best):
                 break
             lowest = min(group.counts)
             best = self._best_of(group, math.inf if best is None else best.plan.total_s) or best
@@ -256,9 +254,16 @@ class _Search:
         )
         return replace(found, whole=self._whole(best, found))
 
-    def _stops_at(self, count: int) -> bool:
-        """Whether fewer micro-batches are not searched where nothing was found with these."""
-        return not self.options.every_group and self._any_separates() and count <= self.down_to
+    def _stops_at(self, lowest: int, best: _Candidate | None) -> bool:
+        """Whether fewer micro-batches than the lowest number so far are not searched.
+
+        Where something is to be beaten, one group with fewer than it has is searched, too.
+        """
+        if best is not None and best.plan.total_s < self.below_s:
+            return best.known.count != lowest
+        if best is None and (self.options.every_group or not self._any_separates()):
+            return False
+        return lowest < self.down_to
 
     def _whole(self, best: _Candidate, found: FoundPipeline) -> FoundPipeline | None:
         """The stage on all devices that promises most if its memory could be met between prices."""
