@@ -10,8 +10,9 @@ import numpy as np
 
 from meshwise.errors import ProgramError
 from meshwise.simulate.engine import run_streams
+from meshwise.simulate.kernels.events import Messages
 from meshwise.simulate.links import Flow, HostLinks
-from meshwise.simulate.streams import Messages, Streams, Transfers, lists, messages_of
+from meshwise.simulate.streams import Streams, Transfers, lists, messages_of
 
 
 class DependentFlow(NamedTuple):

@@ -14,9 +14,10 @@ import numpy as np
 
 from meshwise.kernels.arrays import Floats, Ints
 from meshwise.simulate.kernels import events as kernels
+from meshwise.simulate.kernels.events import NUM_FLOWS, Messages
 from meshwise.simulate.kernels.fair_shares import empty_network
 from meshwise.simulate.links import HostLinks, check_links
-from meshwise.simulate.streams import NUM_FLOWS, Messages, Streams, Transfers
+from meshwise.simulate.streams import Streams, Transfers
 from meshwise.simulate.timeline import MemoryStep
 
 

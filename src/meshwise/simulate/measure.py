@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 from meshwise.simulate.engine import EngineRun
+from meshwise.simulate.kernels.events import BLOCKING, Messages
 from meshwise.simulate.kernels.exposure import mesh_exposed_s
-from meshwise.simulate.streams import BLOCKING, Messages, Transfers
+from meshwise.simulate.streams import Transfers
 
 
 def exposed_s(run: EngineRun, transfers: Transfers, messages: Messages) -> tuple[float, ...]:

@@ -15,11 +15,12 @@ from meshwise.kernels.arrays import Floats, Ints
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Kind, Schedule, Task
 from meshwise.schedules.verify import verify_schedule
 from meshwise.simulate.engine import EngineRun, run_streams
+from meshwise.simulate.kernels.events import NUM_FLOWS, Messages
 from meshwise.simulate.links import Flow, HostLinks, check_flow
 from meshwise.simulate.measure import exposed_s
 from meshwise.simulate.mirrored_hosts import without_mirrored
 from meshwise.simulate.stages import StageBoundary, StageCost
-from meshwise.simulate.streams import NUM_FLOWS, Messages, Streams, Transfers, messages_of
+from meshwise.simulate.streams import Streams, Transfers, messages_of
 from meshwise.simulate.timeline import APPLY, ONCE, Event, Timeline, TransferEvent
 from meshwise.units import counted
 

@@ -12,12 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwise.kernels.arrays import Floats, Ints
+from meshwise.simulate.kernels.events import Messages
 from meshwise.simulate.links import Flow
-
-# Columns of `Messages.kinds`.
-BLOCKING, NUM_FLOWS, FIRST_GROUP = range(3)
-# Columns of `Messages.flow_floats`.
-FLOW_BYTES, FLOW_LIMIT, LATENCY = range(3)
 
 
 class Streams(NamedTuple):
@@ -56,28 +52,6 @@ class Transfers(NamedTuple):
     source: Ints
     destination: Ints
     kind: Ints
-
-
-class Messages(NamedTuple):
-    """Kinds of transfers.
-
-    Flows of equal latency are a group: their bytes begin to move together.
-
-    Attributes:
-        kinds: For each kind, and once more at the end: whether sender and receiver do nothing else
-            meanwhile (1, or 0); its flows, where one of none arrives when it is made; its first
-            group.  A blocking transfer starts when neither mesh is in the midst of an action; the
-            sender waits for that, and goes on after it.
-        groups: For each group its first flow, and how many flows there are.
-        flows: For each flow its ports; -1 in place of a second.
-        flow_floats: For each flow its bytes, what it cannot exceed in bytes/s, and the seconds
-            before the first byte moves.
-    """
-
-    kinds: Ints
-    groups: Ints
-    flows: Ints
-    flow_floats: Floats
 
 
 def messages_of(kinds: Sequence[tuple[Sequence[Flow], bool]]) -> Messages:

@@ -20,15 +20,6 @@ from meshwise.simulate.kernels.fair_shares import (
     end_flow,
     settle,
 )
-from meshwise.simulate.streams import (
-    BLOCKING,
-    FIRST_GROUP,
-    FLOW_BYTES,
-    FLOW_LIMIT,
-    LATENCY,
-    NUM_FLOWS,
-    Messages,
-)
 
 # Kinds of events.
 _ACTION, _FLOW, _LATENCY = range(3)
@@ -69,9 +60,36 @@ MADE, ARRIVAL = range(2)
 # block, and meshes whose bytes may change.
 _NUM_EVENTS, NUM_TOUCHED, _NUM_PENDING, _NUM_CHANGED = range(4)
 
+# Columns of `Messages.kinds`.
+BLOCKING, NUM_FLOWS, FIRST_GROUP = range(3)
+# Columns of `Messages.flow_floats`.
+FLOW_BYTES, FLOW_LIMIT, LATENCY = range(3)
+
 # Seconds, a number that grows, the kind, and what it is of: a mesh; a slot of the network, and its
 # version; a transfer, and a group of its flows.
 _Heap: TypeAlias = list[tuple[float, int, int, int, int]]
+
+
+class Messages(NamedTuple):
+    """Kinds of transfers.
+
+    Flows of equal latency are a group: their bytes begin to move together.
+
+    Attributes:
+        kinds: For each kind, and once more at the end: whether sender and receiver do nothing else
+            meanwhile (1, or 0); its flows, where one of none arrives when it is made; its first
+            group.  A blocking transfer starts when neither mesh is in the midst of an action; the
+            sender waits for that, and goes on after it.
+        groups: For each group its first flow, and how many flows there are.
+        flows: For each flow its ports; -1 in place of a second.
+        flow_floats: For each flow its bytes, what it cannot exceed in bytes/s, and the seconds
+            before the first byte moves.
+    """
+
+    kinds: Ints
+    groups: Ints
+    flows: Ints
+    flow_floats: Floats
 
 
 class Run(NamedTuple):
