@@ -61,7 +61,7 @@ class PipelineSearch:
         plans: Those of other searches, to be added to.
         cutoff_s: Seconds of a simulated step; what cannot take less need not be found.
         far_s: Seconds by the formula from which on a step is far from that.
-        down_to: Micro-batches of what is to be beaten; None: nothing is.
+        down_to: The number of micro-batches of the step to be beaten; None: there is no such step.
         seeks_remedies: Whether to say what would help where nothing fits, which takes long; asked
             when nothing does.
         most_reserved: Share of the memory that is left free at most for what is not counted.

@@ -400,7 +400,7 @@ def _in_less_memory(
 def _ring(joined: Callable[[], _CutStep | None], searched: _Searched) -> PlannedPipeline | None:
     """Return a pipeline in which keys go round; None if there is none or the fastest is another.
 
-    What is wrong with what was asked is told by the search with attention as it is written.
+    The search with attention as it is written raises the errors in what was asked.
     """
     with suppress(MeshwiseError):
         step = joined()

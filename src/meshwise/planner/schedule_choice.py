@@ -161,7 +161,7 @@ def _promising(
 
 
 def _beating(asked: PipelineSearch, best: PlannedPipeline, cutoff_s: float) -> PipelineSearch:
-    """Return the same search for what takes less than some seconds, those of a pipeline or so."""
+    """Return the same search for steps of less than `cutoff_s`, with a pipeline to be beaten."""
     return replace(
         asked,
         cutoff_s=cutoff_s,

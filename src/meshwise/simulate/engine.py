@@ -57,7 +57,10 @@ class EngineRun:
             action = streams.first[mesh] + num_ended
             if action < streams.first[mesh + 1]:
                 waits = streams.waits[streams.first_wait[action] : streams.first_wait[action + 1]]
-                yield mesh, int(waits[np.isnan(self.transfer_end_s[waits])][0])
+                missed = waits[np.isnan(self.transfer_end_s[waits])]
+                # An action that never ends waits for nothing.
+                if len(missed):
+                    yield mesh, int(missed[0])
 
 
 def run_streams(

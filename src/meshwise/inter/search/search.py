@@ -129,8 +129,8 @@ def search(
         below_s: Seconds of a simulated step that is to be beaten; stages that alone take as long
             are left out.
         far_s: Seconds by the formula from which on a step is far from what is to be beaten.
-        down_to: Micro-batches of what is to be beaten: as few, and some fewer, are searched also
-            where nothing is faster with more.
+        down_to: The number of micro-batches of the step to be beaten.  The search goes down to it,
+            and one group below, also where more micro-batches give nothing faster.
         findings: Those of other searches with these costs, to be added to.
 
     Raises:
@@ -257,7 +257,7 @@ class _Search:
     def _stops_at(self, lowest: int, best: _Candidate | None) -> bool:
         """Whether fewer micro-batches than the lowest number so far are not searched.
 
-        Where something is to be beaten, one group with fewer than it has is searched, too.
+        Where a step is to be beaten, one group below its number of micro-batches is searched, too.
         """
         if best is not None and best.plan.total_s < self.below_s:
             return best.known.count != lowest

@@ -210,7 +210,7 @@ def spare_share(problem: StageProblem, stages: Sequence[StageSpan]) -> float:
     """Return the share of the memory of devices that may be left free while stages fit.
 
     Args:
-        problem: What the stages were chosen from; each mesh has one.
+        problem: What the stages were chosen from; each mesh has one stage.
         stages: All stages, in order.
     """
     used: list[float] = []

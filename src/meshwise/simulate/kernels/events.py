@@ -137,7 +137,7 @@ def run_events(run: Run) -> None:
     # The type of a heap follows from what it would hold.
     heap = [(0.0, 0, 0, 0, 0) for _ in range(0)]
     start(run, heap, 0.0)
-    # What takes for ever does not end; what waits for it is stuck.
+    # An event at infinity never happens; a mesh that waits for it is stuck.
     while len(heap) > 0 and heap[0][0] < np.inf:
         now = heap[0][0]
         while len(heap) > 0 and heap[0][0] == now:
