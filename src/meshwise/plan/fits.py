@@ -103,7 +103,7 @@ def meshes_of(
     is_shared = plan.num_meshes < len(stages)
     found: list[MeshBytes] = []
     for mesh in range(table.num_meshes):
-        mine = [k for k, on in enumerate(table.mesh_of_stage) if on == mesh]
+        mine = table.stages_on(mesh)
         found.append(
             MeshBytes(
                 name=f"mesh {mesh}" if is_shared else f"stage {mesh}",

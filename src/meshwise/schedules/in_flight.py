@@ -32,7 +32,7 @@ def held_at_peak(
             of its `F` to the end of its `B`.
         late_bytes: The bytes held from there to the end of its `W`, where the backward is split.
     """
-    now = {k: Held(0, 0) for k, m in enumerate(schedule.mesh_of_stage) if m == mesh}
+    now = {stage: Held(0, 0) for stage in schedule.stages_on(mesh)}
     best, most, num_bytes = dict(now), 0.0, 0.0
     for kind, stage, _ in schedule.tasks[mesh]:
         in_flight, waiting = now[stage]

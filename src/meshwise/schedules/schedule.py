@@ -66,6 +66,10 @@ class Schedule:
             return (FORWARD,)
         return (FORWARD, BACKWARD, WEIGHT) if self.splits_backward else (FORWARD, BACKWARD)
 
+    def stages_on(self, mesh: int) -> tuple[int, ...]:
+        """Return the stages of a mesh."""
+        return tuple(stage for stage, at in enumerate(self.mesh_of_stage) if at == mesh)
+
 
 def dependencies(task: Task, schedule: Schedule) -> tuple[Task, ...]:
     """Return the tasks that must have ended before a task starts.
