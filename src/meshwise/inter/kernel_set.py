@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from meshwise.assignment import kernel_set as assignment
+from meshwise.inter.search.best_cuts import best_cuts
 from meshwise.inter.stages.stage_construction import build_stages_below
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
@@ -30,6 +31,7 @@ def compile_all_kernels() -> None:
 def compile_late() -> None:
     """Compile the choice of stages, and what solves layers that reductions do not settle."""
     compile_stages()
+    best_cuts(np.ones((2, 2)), 2)
     assignment.compile_bounds()
     compile_simulator()
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import meshwise as mw
+from meshwise.inter.search.best_cuts import least_of_largest, least_sum
 from meshwise.inter.search.chunk_bounds import (
     crowded,
     held_together,
     least_held_bytes,
-    least_of_cuts,
     least_step_s,
 )
 from meshwise.kernels.arrays import Floats
@@ -125,16 +125,25 @@ def test_no_simulated_step_is_below(
 
 
 @given(
-    costs=st.lists(st.lists(st.integers(0, 9), min_size=4, max_size=4), min_size=1, max_size=5),
-    joined=st.sampled_from((np.add, np.maximum)),
+    whole=st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    part=st.lists(st.integers(0, 9), min_size=4, max_size=4),
+    times=st.lists(st.integers(0, 3), min_size=1, max_size=5),
+    missing=st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3))),
 )
-def test_the_least_of_cuts_is_that_of_all(costs: list[list[int]], joined: np.ufunc) -> None:
-    of_runs = [sums(row) for row in costs]
+def test_the_least_of_cuts_is_that_of_all(
+    whole: list[int], part: list[int], times: list[int], missing: set[tuple[int, int]]
+) -> None:
+    cost, second = sums(whole), sums(part)
+    for at in missing:
+        cost[at] = np.inf
     every = [
-        joined.reduce([cost[a, b - 1] for cost, (a, b) in zip(of_runs, ranges, strict=True)])
-        for ranges in cuts(4, len(costs))
+        [cost[a, b - 1] + n * second[a, b - 1] for n, (a, b) in zip(times, ranges, strict=True)]
+        for ranges in cuts(4, len(times))
     ]
-    assert least_of_cuts(of_runs, joined) == min(every, default=np.inf)
+    found = least_sum(cost, second, np.array(times, np.float64))
+    assert found == min(map(sum, every), default=np.inf)
+    largest = [max(cost[a, b - 1] for a, b in ranges) for ranges in cuts(4, len(times))]
+    assert least_of_largest(cost, len(times)) == min(largest, default=np.inf)
 
 
 @given(amounts=st.lists(st.integers(0, 9), min_size=1, max_size=6), meshes=st.integers(1, 4))

@@ -17,7 +17,7 @@ together have n times the memory of one:
 
     sum_k (resident_k + h_k microbatch_k + temporary_k / v) <= n memory.
 
-Both sums are least sums over cuts of the layers into S runs, which a recurrence finds.
+Both sums are the least over cuts of the layers into S runs (`best_cuts.least_sum`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from meshwise.inter.search.best_cuts import least_of_largest, least_sum
 from meshwise.kernels.arrays import Floats
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
@@ -48,8 +49,8 @@ def least_step_s(
     waits = np.zeros(stages)
     if not schedule.splits_backward:
         waits[:num_meshes] = np.arange(num_meshes)[::-1]
-    slowest = least_of_cuts([loop_s] * stages, np.maximum)
-    work_s = least_of_cuts([loop_s * (1 + w / num_microbatches) for w in waits.tolist()], np.add)
+    slowest = least_of_largest(loop_s, stages)
+    work_s = least_sum(loop_s, loop_s, waits / num_microbatches)
     return max(slowest, work_s / num_meshes, crowded(np.diagonal(loop_s), num_meshes))
 
 
@@ -78,8 +79,7 @@ def least_held_bytes(
         held: For each stage micro-batches in flight at one time of its mesh (`held_together`).
         num_meshes: n.
     """
-    kinds = {h: resident_bytes + h * microbatch_bytes for h in set(held)}
-    return least_of_cuts([kinds[h] for h in held], np.add) / num_meshes
+    return least_sum(resident_bytes, microbatch_bytes, np.array(held, np.float64)) / num_meshes
 
 
 @lru_cache(maxsize=4096)
@@ -100,19 +100,3 @@ def held_together(
         for stage, held in held_at_peak(table, mesh, [1.0] * stages, [0.0] * stages).items():
             found[stage] = held.in_flight
     return tuple(found)
-
-
-def least_of_cuts(costs: Sequence[Floats], joined: np.ufunc) -> float:
-    """Return the least cost of a cut of all layers into runs; infinite if there is none.
-
-    Args:
-        costs: For each run, in order, its cost by (first layer, last layer).
-        joined: Cost of runs together: the largest, or the sum.
-    """
-    count = len(costs[0])
-    best = np.full(count + 1, np.inf)
-    best[0] = 0.0
-    for cost in costs:
-        whole = joined(best[:-1, None], cost).min(axis=0)
-        best = np.concatenate(([np.inf], whole))
-    return float(best[-1])

@@ -21,7 +21,7 @@ from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import LayerSource, VariantCosts
 from meshwise.inter.layer_cost.run_costs import RunCosts
-from meshwise.inter.search.best_cuts import best_cuts, least_cost
+from meshwise.inter.search.best_cuts import best_cuts, least_of_largest
 from meshwise.inter.search.search import FoundPipeline
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.stages.objective import StepTime
@@ -255,7 +255,7 @@ def _best_cuts(
     bounds = costs.bounds(way.mesh, way.remat, count)
     if bounds is None:
         return None
-    slowest, _ = least_cost(bounds.loop_s, num_stages, np.maximum)
+    slowest = least_of_largest(bounds.loop_s, num_stages)
     for wanted in (bounds.loop_s <= _FAR * slowest, None):
         runs = costs.runs(way, count, wanted)
         if runs is None:
