@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from meshwise.errors import ProgramError
-from meshwise.schedules.schedule import Schedule, Task, dependencies
+from meshwise.schedules.schedule import Kind, Schedule, Task, dependencies
 from meshwise.units import counted
 
 
@@ -103,37 +103,48 @@ def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
     Raises:
         ProgramError: There is none; the text says which task waits for which.
     """
-    done: set[Task] = set()
+    ended: dict[tuple[Kind, int], set[int]] = {
+        (kind, stage): set() for kind in schedule.kinds for stage in range(schedule.num_stages)
+    }
+    # A task depends on others of its own micro-batch.
+    before = {
+        (kind, stage): [ended[other[:2]] for other in dependencies(Task(kind, stage, 0), schedule)]
+        for kind, stage in ended
+    }
     order: list[TaskPlace] = []
     next_of = [0] * len(schedule.tasks)
     progress = True
     while progress:
         progress = False
         for mesh, tasks in enumerate(schedule.tasks):
-            position = next_of[mesh]
+            start = position = next_of[mesh]
             while position < len(tasks):
-                if any(other not in done for other in dependencies(tasks[position], schedule)):
+                kind, stage, microbatch = tasks[position]
+                if any(microbatch not in others for others in before[kind, stage]):
                     break
-                done.add(tasks[position])
-                order.append(TaskPlace(mesh, position))
+                ended[kind, stage].add(microbatch)
                 position += 1
-            progress |= position > next_of[mesh]
-            next_of[mesh] = position
+            if position > start:
+                order += [TaskPlace(mesh, at) for at in range(start, position)]
+                next_of[mesh], progress = position, True
     if len(order) < sum(map(len, schedule.tasks)):
         raise ProgramError(
-            f"schedule {schedule.name} cannot run: {_waits(schedule, next_of, done)}"
+            f"schedule {schedule.name} cannot run: {_waits(schedule, next_of, ended)}"
         )
     return tuple(order)
 
 
-def _waits(schedule: Schedule, next_of: list[int], done: set[Task]) -> str:
+def _waits(
+    schedule: Schedule, next_of: list[int], ended: Mapping[tuple[Kind, int], set[int]]
+) -> str:
     """Return which task each mesh that is stuck waits for."""
     lines: list[str] = []
     for mesh, tasks in enumerate(schedule.tasks):
         if next_of[mesh] == len(tasks):
             continue
         task = tasks[next_of[mesh]]
-        other = next(other for other in dependencies(task, schedule) if other not in done)
+        needed = dependencies(task, schedule)
+        other = next(x for x in needed if x.microbatch not in ended[x.kind, x.stage])
         home = schedule.mesh_of_stage[other.stage]
         where = "later on the same mesh" if home == mesh else f"on mesh {home}"
         lines.append(f"on mesh {mesh} {task} waits for {other} {where}")
