@@ -14,16 +14,16 @@ Source: docs/decisions/0011, (min,+) products.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.inter.layer_cost.footprint import joint_footprint
 from meshwise.inter.layer_cost.layer_network import LayerNetwork
-from meshwise.inter.layer_cost.layer_record import LayerBounds, Place
+from meshwise.inter.layer_cost.layer_record import LayerBounds
 from meshwise.inter.layer_cost.looking_threads import LookingThreads
 from meshwise.inter.layer_cost.state_costs import ConditionedLayer, Entry
 from meshwise.kernels.arrays import Bools, Floats
@@ -75,11 +75,16 @@ class RunCosts:
                 raise ValueError(f"`{field.name}` holds values that are no numbers or below 0")
 
 
-class _Chain(NamedTuple):
-    """Cheapest chains from one first layer, for each state after the present one."""
+class _Chains(NamedTuple):
+    """Cheapest chains through a run of layers, one for each state after it.
+
+    Attributes:
+        cost: What they cost, the gather of the activation included.
+        enters: The state before the last layer.
+    """
 
     cost: Floats
-    path: tuple[tuple[int, ...], ...]
+    enters: NDArray[np.int64]
 
 
 def cheapest_states(layers: Sequence[ConditionedLayer], first: int, last: int) -> tuple[int, ...]:
@@ -90,10 +95,13 @@ def cheapest_states(layers: Sequence[ConditionedLayer], first: int, last: int) -
         first: First layer of the chain.
         last: Last layer of the chain.
     """
-    chain = _start(layers[first])
-    for k in range(first + 1, last + 1):
-        chain = _extended(chain, layers[k])
-    return _ended(chain, layers[last])[1]
+    chains: list[_Chains] = []
+    for layer in layers[first : last + 1]:
+        chains.append(_extended(chains[-1] if chains else None, layer))
+    states = [_ended(chains[-1], layers[last])[1]]
+    for chain in reversed(chains):
+        states.append(int(chain.enters[states[-1]]))
+    return tuple(reversed(states))
 
 
 def gathers(
@@ -114,26 +122,22 @@ def gathers(
     return float(before.arriving_s[states[0]]), float(after.returning_s[states[-1]])
 
 
-def _start(layer: ConditionedLayer) -> _Chain:
-    count, arriving_s = layer.layer.piece.num_microbatches, layer.layer.arriving_s
-    total = count * arriving_s[:, None] + layer.bound_s
+def _extended(before: _Chains | None, layer: ConditionedLayer) -> _Chains:
+    """Return the chains that are longer by a layer than others, or begin with it."""
+    if before is None:
+        cost = layer.layer.piece.num_microbatches * layer.layer.arriving_s
+    else:
+        cost = before.cost
+    total = cost[:, None] + layer.bound_s
     enters = total.argmin(axis=0)
-    cost = total[enters, np.arange(len(enters))]
-    return _Chain(cost, tuple((int(a), b) for b, a in enumerate(enters)))
+    return _Chains(total[enters, np.arange(len(enters))], enters)
 
 
-def _extended(chain: _Chain, layer: ConditionedLayer) -> _Chain:
-    total = chain.cost[:, None] + layer.bound_s
-    enters = total.argmin(axis=0)
-    cost = total[enters, np.arange(total.shape[1])]
-    return _Chain(cost, tuple((*chain.path[int(a)], b) for b, a in enumerate(enters)))
-
-
-def _ended(chain: _Chain, last: ConditionedLayer) -> tuple[float, tuple[int, ...]]:
-    """Cost and states of the cheapest of some chains that end with one layer."""
-    total = chain.cost + last.layer.piece.num_microbatches * last.layer.returning_s
+def _ended(chains: _Chains, last: ConditionedLayer) -> tuple[float, int]:
+    """Return what the cheapest of some chains that end with one layer costs, and its last state."""
+    total = chains.cost + last.layer.piece.num_microbatches * last.layer.returning_s
     best = int(np.argmin(total))
-    return float(total[best]), chain.path[best]
+    return float(total[best]), best
 
 
 def compose(
@@ -156,28 +160,15 @@ def compose(
     matters[some[some >= 0]] = True
     with LookingThreads() as threads:
         while True:
-            paths = _paths(links, matters)
-            runs = zip(_layers_of(links), paths, strict=True)
-            missing = {
-                (layer, place): None
-                for layer, place in itertools.chain.from_iterable(_steps(*run) for run in runs)
-                if not layer.is_exact[place]
-            }
+            chosen = _chosen(links, matters)
+            used = [(links[run].layer, (enters, leaves)) for run, enters, leaves in chosen.steps]
+            missing = [(layer, place) for layer, place in used if not layer.is_exact[place]]
             if not missing:
                 break
-            threads.sharpen(list(missing))
+            threads.sharpen(list(dict.fromkeys(missing)))
     if beside is not None:
-        steps = itertools.chain.from_iterable(map(_steps, _layers_of(links), paths))
-        beside.plan([(layer.layer, layer.choice(*place)) for layer, place in steps])
-    return _summed(numbers, links, paths)
-
-
-def _steps(
-    layers: Sequence[ConditionedLayer], states: Sequence[int]
-) -> Iterator[tuple[ConditionedLayer, Place]]:
-    """Yield the layers of a chain with the states before and behind them; none without states."""
-    if states:
-        yield from zip(layers, itertools.pairwise(states), strict=True)
+        beside.plan([(layer.layer, layer.choice(*place)) for layer, place in used])
+    return _summed(numbers, links, chosen)
 
 
 def least_sums(bounds: Sequence[LayerBounds]) -> Floats:
@@ -225,54 +216,114 @@ def _distinct_runs(
     return numbers, links
 
 
-def _layers_of(links: Sequence[_Link[ConditionedLayer]]) -> list[tuple[ConditionedLayer, ...]]:
-    """The layers of each run, in order."""
-    found: list[tuple[ConditionedLayer, ...]] = []
-    for before, layer in links:
-        found.append((*(found[before] if before >= 0 else ()), layer))
-    return found
+class _Step(NamedTuple):
+    """The last layer of a cheapest chain.
+
+    Attributes:
+        run: The number of the run of layers.
+        enters: State before the layer.
+        leaves: State after it.
+    """
+
+    run: int
+    enters: int
+    leaves: int
 
 
-def _paths(links: Sequence[_Link[ConditionedLayer]], matters: Bools) -> list[tuple[int, ...]]:
-    """States of the cheapest chain of runs that matter; empty for others, or if there is none."""
-    chains: list[_Chain] = []
+class _Chosen(NamedTuple):
+    """The cheapest chains of runs.
+
+    Attributes:
+        steps: All their layers, each once, after those before it in its chain.
+        ends: For each run its last state; -1 if it does not matter or has no chain.
+    """
+
+    steps: list[_Step]
+    ends: list[int]
+
+
+def _chosen(links: Sequence[_Link[ConditionedLayer]], matters: Bools) -> _Chosen:
+    """Return the cheapest chains of runs that matter."""
+    chains: list[_Chains] = []
     for before, layer in links:
-        chains.append(_extended(chains[before], layer) if before >= 0 else _start(layer))
-    ended = [_ended(chain, link.layer) for chain, link in zip(chains, links, strict=True)]
-    return [
-        path if m and np.isfinite(cost) else ()
-        for (cost, path), m in zip(ended, matters.tolist(), strict=True)
-    ]
+        chains.append(_extended(chains[before] if before >= 0 else None, layer))
+    ends: list[int] = []
+    steps: dict[tuple[int, int], _Step] = {}
+    for run, (chain, link) in enumerate(zip(chains, links, strict=True)):
+        cost_s, leaves = _ended(chain, link.layer) if matters[run] else (math.inf, -1)
+        ends.append(leaves if cost_s < math.inf else -1)
+        # From the end back to what another chain begins with, too.
+        at, new = (run, ends[-1]), list[_Step]()
+        while min(at) >= 0 and at not in steps:
+            new.append(_Step(at[0], int(chains[at[0]].enters[at[1]]), at[1]))
+            at = (links[at[0]].before, new[-1].enters)
+        steps.update(((step.run, step.leaves), step) for step in reversed(new))
+    return _Chosen(list(steps.values()), ends)
 
 
 def entries(layers: Sequence[ConditionedLayer], first: int, states: Sequence[int]) -> list[Entry]:
     """The plans of the layers of a chain whose entries are exact."""
-    chain = _steps(layers[first : first + len(states) - 1], states)
+    chain = zip(layers[first : first + len(states) - 1], itertools.pairwise(states), strict=True)
     found = (layer.entry(*place) for layer, place in chain)
     return [entry for entry in found if entry is not None]
 
 
+class _Total(NamedTuple):
+    """What the layers of a chain take together.
+
+    Attributes:
+        cost_s, loop_s, once_s: Seconds of a step, as `Entry` has them.
+        resident_bytes, microbatch_bytes, temporary_bytes: What one device holds.
+        arriving_s: Seconds to gather one micro-batch's activation.
+    """
+
+    cost_s: float
+    loop_s: float
+    once_s: float
+    resident_bytes: int
+    microbatch_bytes: int
+    temporary_bytes: int
+    arriving_s: float
+
+    def and_then(self, entry: Entry) -> _Total:
+        """Return what the chain takes with one more layer."""
+        memory = entry.memory
+        return _Total(
+            cost_s=self.cost_s + entry.cost_s,
+            loop_s=self.loop_s + entry.loop_s,
+            once_s=self.once_s + entry.once_s,
+            resident_bytes=self.resident_bytes + memory.resident_bytes,
+            microbatch_bytes=self.microbatch_bytes + memory.microbatch_bytes,
+            temporary_bytes=max(self.temporary_bytes, memory.temporary_bytes),
+            arriving_s=self.arriving_s,
+        )
+
+
 def _summed(
-    numbers: NDArray[np.int64],
-    links: Sequence[_Link[ConditionedLayer]],
-    paths: Sequence[tuple[int, ...]],
+    numbers: NDArray[np.int64], links: Sequence[_Link[ConditionedLayer]], chosen: _Chosen
 ) -> RunCosts:
-    names = ("cost_s", "loop_s", "gather_s", "once_s")
-    names += ("resident_bytes", "microbatch_bytes", "temporary_bytes")
+    totals: dict[tuple[int, int], _Total] = {}
+    for run, enters, leaves in chosen.steps:
+        before, layer = links[run]
+        if before >= 0:
+            total = totals[before, enters]
+        else:
+            total = _Total(0.0, 0.0, 0.0, 0, 0, 0, float(layer.layer.arriving_s[enters]))
+        entry = layer.entry(enters, leaves)
+        assert entry is not None, "a chain has a layer without a plan"
+        totals[run, leaves] = total.and_then(entry)
+    names = [field.name for field in fields(RunCosts)]
     sums = {name: np.full(len(links) + 1, np.inf) for name in names}
-    for n, (layers, path) in enumerate(zip(_layers_of(links), paths, strict=True)):
-        if not path:
+    for run, leaves in enumerate(chosen.ends):
+        if leaves < 0:
             continue
-        plans = entries(layers, 0, path)
-        memory = joint_footprint([plan.memory for plan in plans])
-        gather_s = sum(gathers(layers, 0, -1, path))
-        count = layers[0].layer.piece.num_microbatches
-        sums["cost_s"][n] = sum(plan.cost_s for plan in plans) + count * gather_s
-        sums["gather_s"][n] = gather_s
-        sums["loop_s"][n] = sum(plan.loop_s for plan in plans)
-        sums["once_s"][n] = sum(plan.once_s for plan in plans)
-        sums["resident_bytes"][n] = memory.resident_bytes
-        sums["microbatch_bytes"][n] = memory.microbatch_bytes
-        sums["temporary_bytes"][n] = memory.temporary_bytes
+        layer, total = links[run].layer.layer, totals[run, leaves]
+        gather_s = total.arriving_s + float(layer.returning_s[leaves])
+        found = total._asdict() | {
+            "cost_s": total.cost_s + layer.piece.num_microbatches * gather_s,
+            "gather_s": gather_s,
+        }
+        for name in names:
+            sums[name][run] = found[name]
     # Number -1, of what is no run, is the last one: infinite.
     return RunCosts(**{name: values[numbers] for name, values in sums.items()})
