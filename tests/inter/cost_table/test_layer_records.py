@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +159,12 @@ def test_only_what_became_known_is_written(layer: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_files_each_layer_begins_with_nothing(layer: Any) -> None:
+def test_without_files_equal_layers_have_one_record(layer: Any) -> None:
     records = LayerRecords()
     mesh, options = MESH, IntraOptions()
-    assert records.of(layer, mesh, options) is not records.of(layer, mesh, options)
+    assert records.of(layer, mesh, options) is records.of(copy(layer), mesh, options)
+    assert records.of(layer, mesh, options) is not records.of(layer, mesh, IntraOptions(seed=1))
+    assert LayerRecords().of(layer, mesh, options) is not records.of(layer, mesh, options)
     records.save()
 
 

@@ -33,17 +33,12 @@ class LayerRecords:
         """Begin without any record.
 
         Args:
-            files: Where records are kept; None: nowhere, each layer begins with an empty one.
+            files: Where records are kept; None: nowhere.
             computed_by: What computes the facts: sources, NumPy, machine; part of each key.
         """
         self._files, self._computed_by = files, computed_by
         self._known: dict[str, _Kept] = {}
         self._pieces: dict[Same, str] = {}
-
-    @property
-    def has_files(self) -> bool:
-        """Whether records are kept from one process to the next."""
-        return self._files is not None
 
     def of(self, piece: PieceGraph, mesh: LogicalMesh, options: IntraOptions) -> LayerRecord:
         """Return the record of a layer on a mesh, to be added to.
@@ -53,11 +48,9 @@ class LayerRecords:
             mesh: Where it runs.
             options: How it is planned.
         """
-        if self._files is None:
-            return LayerRecord()
         key = "\n".join((self._computed_by, repr(mesh), repr(options), self._digest(piece)))
         if key not in self._known:
-            data = self._files.read(key)
+            data = None if self._files is None else self._files.read(key)
             record = LayerRecord() if data is None else read_record(data)
             self._known[key] = _Kept(record, record.size())
         return self._known[key].record

@@ -174,6 +174,8 @@ class SecondProcess:
         Raises:
             TraceError: the step does not separate into so many micro-batches.
         """
+        if not self._costs.is_shareable:
+            return
         todo = [
             key
             for key in dict.fromkeys(keys)

@@ -361,8 +361,6 @@ class VariantCosts:
         Args:
             key: What they are for.
         """
-        if not self.records.has_files:
-            return False
         layers = [self._layer(c, *key) for c in dict.fromkeys(self.source.classes)]
         return all(
             layer is None or layer[2].is_possible is False or layer[2].bounds is not None
