@@ -91,8 +91,17 @@ def check_stages(cluster: ClusterSpec, options: SearchOptions, num_layers: int) 
     """
     num_microbatches = microbatch_counts(options)[0]
     problems = _free_problems(cluster, options, num_layers, num_microbatches)
+    if any(_has_one_stage(problem, options.num_stages) for problem in problems):
+        return
     if not any(some_stages(problem, options.num_stages) for problem in problems):
         raise NoSuchPlanError(what_is_in_the_way(problems[0], options.num_stages, some_stages))
+
+
+def _has_one_stage(problem: StageProblem, num_stages: int | None) -> bool:
+    """Return whether one stage of all layers may have all devices; then stages can be cut."""
+    kinds = [m.num_devices == problem.num_devices for m in problem.costs.submeshes]
+    is_allowed = num_stages in (None, 1) and problem.schedule.allows(1, problem.num_microbatches)
+    return is_allowed and bool(np.isfinite(problem.costs.microbatch_s[0, -1, kinds]).any())
 
 
 def _free_problems(
