@@ -18,6 +18,7 @@ from meshwise.models.moe import Moe
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.sizes.moe_sizes import moe_config
 from meshwise.simulate.chunks import Chunk
+from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
@@ -26,7 +27,9 @@ from meshwise.trace.step import StepSignature, open_step
 SIGNATURE = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
 
 
-def layered(model: Any, loss: Any, inputs: Any, batch: Any, rows: int) -> Layering:
+def layered(
+    model: Any, loss: Any, inputs: Any, batch: Any, rows: int, *, joins_attention: bool = False
+) -> Layering:
     """A training step with Adam, cut into the blocks of its model."""
     tx = optax.adam(1e-3)
 
@@ -44,19 +47,27 @@ def layered(model: Any, loss: Any, inputs: Any, batch: Any, rows: int) -> Layeri
 
     state = jax.eval_shape(create, jax.random.key(0))
     opened = open_step(step, (state, batch), {}, SIGNATURE)
+    if joins_attention:
+        opened = with_attention(opened)
+        assert opened is not None
     split = split_step(opened.closed, opened.batch_dims, opened.aliases, opened.names)
     chain = chain_of(split)
     return Layering(split, chain, block_ranges(operator_chain(chain)), rows)
 
 
-def gpt_layers(rows: int, **changes: Any) -> Layering:
+def gpt_layers(rows: int, *, joins_attention: bool = False, **changes: Any) -> Layering:
     """A GPT of a few narrow blocks."""
     sizes = {"hidden": 64, "num_heads": 4, "seq_len": 32, "num_layers": 4} | changes
     config = gpt_config("tiny", scan_layers=False, **sizes)
     tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
     one = jnp.zeros((1, config.seq_len), jnp.int32)
     return layered(
-        Gpt(config), lambda out, b: mean_cross_entropy(out, b[1]), one, (tokens, tokens), rows
+        Gpt(config),
+        lambda out, b: mean_cross_entropy(out, b[1]),
+        one,
+        (tokens, tokens),
+        rows,
+        joins_attention=joins_attention,
     )
 
 

@@ -8,17 +8,20 @@ from typing import Any
 import pytest
 
 import meshwise as mw
+from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
-from meshwise.planner.pipeline import plan_pipeline
+from meshwise.planner.pipeline import layering_of, plan_pipeline, search_options
 from meshwise.planner.planned_pipeline import PlannedPipeline
-from meshwise.planner.trainer_plan import trainer_answer
+from meshwise.planner.trainer_plan import in_blocks, trainer_answer
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.schedules.eager_one_f_one_b import EAGER
 from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
+from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.step import StepSignature
+from meshwise.trainers.best_point import best_point
 from meshwise.trainers.registry import TRAINERS
 
 pytestmark = pytest.mark.usefixtures("layers_known")
@@ -37,7 +40,10 @@ def planned() -> PlannedPipeline:
     sizes = {"hidden": 256, "num_heads": 4, "num_layers": 2, "seq_len": 64, "vocab_size": 512}
     step, *args = model_step(gpt_config("tiny", **sizes), 16).abstract
     asked = replace(REQUEST, num_stages=1, schedules=(ONE_F_ONE_B,))
-    found = plan_pipeline(step, tuple(args), {}, SIGNATURE, asked)
+    return slow(plan_pipeline(step, tuple(args), {}, SIGNATURE, asked))
+
+
+def slow(found: PlannedPipeline) -> PlannedPipeline:
     return replace(found, timeline=replace(found.timeline, step_time_s=1e3))
 
 
@@ -59,3 +65,29 @@ def test_what_was_asked_is_kept(planned: PlannedPipeline) -> None:
         asked: Any = replace(REQUEST, **changes)
         answer = trainer_answer(TRAINERS["megatron"], planned, asked)
         assert answer.plan is planned.plan
+
+
+def test_of_few_rows_rings_of_attention_are_tried_too() -> None:
+    """With as many rows as devices the free plan is as written; then there are more devices."""
+    sizes = {"hidden": 128, "num_heads": 1, "num_layers": 1, "seq_len": 4096, "vocab_size": 64}
+    step, *args = model_step(gpt_config("tiny", **sizes), 4).abstract
+    asked = replace(REQUEST, num_stages=1, num_microbatches=(1,), schedules=(ONE_F_ONE_B,))
+    planned = slow(plan_pipeline(step, tuple(args), {}, SIGNATURE, asked))
+    assert not planned.plan.joins_attention
+    more = replace(asked, cluster=mw.Cluster.virtual("1x p3.16xlarge"), num_stages=None)
+    trainer = TRAINERS["megatron"]
+    answer = trainer_answer(trainer, planned, more)
+    joined = with_attention(planned.user)
+    assert joined is not None
+    layers, _ = layering_of(joined, block_ranges, "exact")
+    options = search_options(layers, planned.plan.step_flop, more)
+    rings, written = (
+        best_point(trainer, source, more.cluster, options)
+        for source in (layers, in_blocks(planned.layers))
+    )
+    assert rings.point.ring > 1
+    assert answer.best.timeline.step_time_s == rings.timeline.step_time_s
+    assert rings.timeline.step_time_s < written.timeline.step_time_s
+    assert answer.options["--cp-comm-type"] == "p2p"
+    assert answer.plan.joins_attention
+    assert answer.slower_share >= -1e-6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwise.trainers.registry import TRAINERS
@@ -63,6 +65,18 @@ def test_a_sequence_is_split_only_where_rows_cannot_be() -> None:
     assert points
     assert all(p.row_parts == 1 for p in points)
     assert max(p.context for p in points) == 16
+
+
+def test_keys_are_gathered_or_go_round_the_same_devices() -> None:
+    few = sizes(batch_size=1, microbatch_counts=(1,), num_devices=16, num_blocks=3)
+    for trainer in TRAINERS.values():
+        without, both = (set(trainer.points(replace(few, has_rings=r))) for r in (False, True))
+        assert {p for p in both if p.ring == 1} == without
+        assert {replace(p, context=p.ring, ring=1) for p in both if p.ring > 1} == {
+            p for p in without if p.context > 1
+        }
+        assert all(p.context == 1 or p.ring == 1 for p in both)
+        assert all(p.num_devices == 16 for p in both)
 
 
 def test_no_even_stages_leave_one_stage() -> None:

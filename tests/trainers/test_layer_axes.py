@@ -59,6 +59,10 @@ def test_what_the_dims_of_a_layer_are(gpt):
     assert (dims.sequence, dims.num_heads, dims.num_experts) == ((1, LENGTH), 4, 1)
     assert dims.num_attentions == 1
     assert layer_dims(gpt.graph(1, 2, B)).num_attentions == 2
+    assert not dims.has_rings
+    joined = layer_dims(gpt_layers(ROWS, joins_attention=True).graph(1, 2, B))
+    assert joined.has_rings
+    assert (joined.sequence, joined.num_heads, joined.num_attentions) == ((1, LENGTH), 4, 2)
     moe = moe_layers(ROWS)
     known = {
         (d.sequence, d.num_experts)
@@ -106,6 +110,16 @@ def test_context_parallel_gathers_keys_and_values(gpt):
     # Nothing as large as scores passes, and products with weights need nothing.
     assert max(num_bytes for _, _, num_bytes in along) <= ACTIVATION
     assert sum(found[key] for key in along if key[2] == ACTIVATION) <= 8 * B
+
+
+@pytest.mark.parametrize("role", ["context", "ring"])
+def test_keys_of_attention_as_one_operator_are_gathered_or_go_round(role):
+    piece = gpt_layers(ROWS, joins_attention=True).graph(1, 1, B)
+    axes = LayerAxes(roles=("data", role), sequence=(1, LENGTH))
+    found = communicated(piece, planned(axes, piece, TWO_AXES).decision, TWO_AXES)
+    kinds = {kind for kind, of, _ in found if of == ("y",)}
+    assert ("permute" in kinds) == (role == "ring")
+    assert ("all-gather" in kinds) == (role == "context")
 
 
 def test_fully_sharded_parameters_hold_a_part(gpt):

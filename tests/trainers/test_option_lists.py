@@ -38,6 +38,7 @@ SIZES = (
         layers_per_block=2,
         num_experts=8,
         sequence=(1, 32768),
+        has_rings=True,
     ),
 )
 
@@ -52,7 +53,7 @@ def stored(name: str) -> Iterator[tuple[str, str, list[str] | None]]:
 def points(trainer: Trainer) -> Iterator[tuple[TrainerPoint, Sizes]]:
     for sizes in SIZES:
         for n, point in enumerate(trainer.points(sizes)):
-            if n % 7 == 0 or point.context > 1 or point.expert > 1:
+            if n % 7 == 0 or point.sequence_parts > 1 or point.expert > 1:
                 yield point, sizes
 
 
@@ -63,7 +64,7 @@ def each(name: str) -> list[tuple[dict[str, str], TrainerPoint, Sizes]]:
     for (point, sizes), remat in zip(points(trainer), itertools.cycle(REMATS)):
         asked = TrainerPoint(**{f: getattr(point, f) for f in point.__slots__} | {"remat": remat})
         found.append((trainer.options(asked, sizes), asked, sizes))
-    axes = ("pipeline", "data", "expert", "context", "tensor", "chunks")
+    axes = ("pipeline", "data", "expert", "context", "ring", "tensor", "chunks")
     assert all(any(getattr(p, axis) > 1 for _, p, _ in found) for axis in axes)
     return found
 
@@ -82,7 +83,7 @@ def test_megatrons_options_parse() -> None:
         assert int(parsed.tensor_model_parallel_size) == point.tensor
         assert parsed.sequence_parallel == (point.tensor > 1)
         # What validate_args asks for.
-        model = point.tensor * point.pipeline * point.context
+        model = point.tensor * point.pipeline * point.sequence_parts
         copies, rest = divmod(sizes.num_devices, model)
         assert rest == 0
         rows = int(parsed.micro_batch_size) * copies

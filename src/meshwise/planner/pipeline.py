@@ -92,16 +92,31 @@ def layers_of(
     """
     opened = open_step(fun, args, kwargs, signature)
     joined = with_attention(opened) if joins_attention else None
-    return _layering(opened if joined is None else joined, cut, statistics)
+    return layering_of(opened if joined is None else joined, cut, statistics)
 
 
-def _layering(
+def layering_of(
     opened: OpenStep,
     cut: _Cut,
     statistics: Statistics,
     num_stages: int = 1,
     check: Callable[[OpenStep], object] = lambda _: None,
 ) -> tuple[Layering, float]:
+    """Cut a step that JAX has traced into layers.
+
+    Args:
+        opened: The step.
+        cut: As `layers_of` has it.
+        statistics: "exact", or "local" for statistics of each micro-batch.
+        num_stages: There are at least as many layers, if the step has them.
+        check: Is called with the step once what repeats in it is written out.
+
+    Returns:
+        The layers, and the FLOP of the forward pass on the whole batch.
+
+    Raises:
+        TraceError: the step cannot be cut, or no argument is batch data.
+    """
     rows = {i: (dim, opened.in_avals[i].shape[dim]) for i, dim in opened.batch_dims.items()}
     sizes = {size for _, size in rows.values()}
     if len(sizes) != 1:
@@ -274,7 +289,7 @@ def _cut(
     pins: Sequence[PipelinePin],
     cut: _Cut = None,
 ) -> _CutStep:
-    layers, flop = _layering(
+    layers, flop = layering_of(
         opened,
         cut or _wanted_layers(request),
         request.statistics,

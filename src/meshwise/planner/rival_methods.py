@@ -122,7 +122,7 @@ class _RowsFirst(Megatron):
     def points(self, sizes: Sizes) -> Iterator[TrainerPoint]:
         """Yield the points."""
         has_rows = sizes.batch_size >= sizes.num_devices
-        return (p for p in super().points(sizes) if p.context == 1 or not has_rows)
+        return (p for p in super().points(sizes) if p.sequence_parts == 1 or not has_rows)
 
 
 def _near(num_microbatches: int, options: SearchOptions) -> list[int]:

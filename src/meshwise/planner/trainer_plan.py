@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from meshwise.baselines.pipelines.block_layers import block_ranges
-from meshwise.planner.pipeline import search_options
+from meshwise.cluster.spec import ClusterSpec
+from meshwise.errors import InfeasibleError
+from meshwise.inter.search.search_space import SearchOptions
+from meshwise.planner.pipeline import layering_of, search_options
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.trainer_point_plan import PointPlanner
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused
+from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.layers.chain import operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trainers.answer import TrainerAnswer
-from meshwise.trainers.best_point import best_point
+from meshwise.trainers.best_point import BestPoint, best_point
 from meshwise.trainers.trainer import Trainer
 
 
@@ -26,6 +32,7 @@ def trainer_answer(
 ) -> TrainerAnswer:
     """Return the fastest point of a trainer for a step, beside its free plan.
 
+    Where the batch has fewer rows than there are devices, its rings of attention are tried too.
     Where the point is the faster one, it is planned as ours; if that plan is faster than the free
     plan, it becomes the free plan.
 
@@ -40,21 +47,82 @@ def trainer_answer(
         ClusterError: hosts differ.
         InfeasibleError: the trainer has no point that fits.
     """
-    layers = planned.layers
+    cluster = request.cluster
     with collection_paused():
-        blocks = in_blocks(layers)
+        blocks = in_blocks(planned.layers)
         options = search_options(blocks, planned.plan.step_flop, request)
-        best = best_point(trainer, blocks, request.cluster, options, report)
+        forms = [_Form(blocks, planned.plan.joins_attention)]
+        if (rings := _rings(planned, request)) is not None:
+            forms.append(_Form(rings, True))
+        best, form = _best(trainer, forms, cluster, options, report)
         if best.timeline.step_time_s < planned.timeline.step_time_s:
             report(f"{trainer.name}: the point as a plan of ours")
             planner = PointPlanner(
-                trainer=trainer, layers=blocks, cluster=request.cluster, options=options
+                trainer=trainer, layers=form.blocks, cluster=cluster, options=options
             )
-            planned = _faster(planned, planner.plan(best.point, best.sizes))
+            planned = _faster(planned, planner.plan(best.point, best.sizes), form)
     return TrainerAnswer(trainer=trainer, best=best, plan=planned.plan, timeline=planned.timeline)
 
 
-def _faster(planned: PlannedPipeline, other: PlannedPipeline | None) -> PlannedPipeline:
+class _Form(NamedTuple):
+    """A step, cut where the model repeats.
+
+    Attributes:
+        blocks: Its layers.
+        joins_attention: Whether attention is one operator there.
+    """
+
+    blocks: Layering
+    joins_attention: bool
+
+
+def _rings(planned: PlannedPipeline, request: PipelineRequest) -> Layering | None:
+    """Return a step of few rows with attention as one operator, whose keys may go round.
+
+    None if the free plan has it so, there is no attention, or rows are the better thing to split.
+    """
+    has_rows = planned.layers.batch_size >= request.cluster.num_devices
+    if has_rows or planned.plan.joins_attention:
+        return None
+    joined = with_attention(planned.user)
+    if joined is None:
+        return None
+    layers, _ = layering_of(joined, block_ranges, request.statistics)
+    return layers
+
+
+def _best(
+    trainer: Trainer,
+    forms: Sequence[_Form],
+    cluster: ClusterSpec,
+    options: SearchOptions,
+    report: Callable[[str], object],
+) -> tuple[BestPoint, _Form]:
+    """Return the fastest point in any form of the step, and that form.
+
+    Raises:
+        InfeasibleError: none fits in any form; the error is that of the first.
+    """
+    best: tuple[BestPoint, _Form] | None = None
+    refusals: list[InfeasibleError] = []
+    for form in forms:
+        if form is not forms[0]:
+            report(f"{trainer.name}: with attention as one operator")
+        below_s = math.inf if best is None else best[0].timeline.step_time_s
+        try:
+            found = best_point(trainer, form.blocks, cluster, options, report, below_s=below_s)
+        except InfeasibleError as error:
+            refusals.append(error)
+        else:
+            best = found, form
+    if best is None:
+        raise refusals[0]
+    return best
+
+
+def _faster(
+    planned: PlannedPipeline, other: PlannedPipeline | None, form: _Form
+) -> PlannedPipeline:
     """Return the faster one of two plans, as an answer to what was asked of the first one."""
     if other is None or other.timeline.step_time_s >= planned.timeline.step_time_s:
         return planned
@@ -64,7 +132,7 @@ def _faster(planned: PlannedPipeline, other: PlannedPipeline | None) -> PlannedP
         method=asked.method,
         parameters=asked.parameters,
         spelling=asked.spelling,
-        joins_attention=asked.joins_attention,
+        joins_attention=form.joins_attention,
     )
     return replace(other, plan=plan)
 

@@ -78,6 +78,7 @@ def best_point(
     options: SearchOptions,
     report: Callable[[str], object] = lambda _: None,
     pieces: LayerPieces | None = None,
+    below_s: float = math.inf,
 ) -> BestPoint:
     """Return the point of a trainer that is fastest by simulation among those that fit.
 
@@ -88,10 +89,11 @@ def best_point(
         options: Batch, micro-batches, memory.
         report: Is told of progress.
         pieces: The graphs of the layers, which searches of several spaces may share.
+        below_s: Seconds of a step; points that take no less are not looked for.
 
     Raises:
         ClusterError: hosts differ.
-        InfeasibleError: there is no point.
+        InfeasibleError: there is no point, or none that is as fast.
         NothingFitsError: none fits; the text names the nearest.
         PlanError: a number of micro-batches does not divide the batch.
     """
@@ -104,7 +106,7 @@ def best_point(
         sizes=sizes,
         pieces=LayerPieces(source) if pieces is None else pieces,
     )
-    return _Search(prices=prices, report=report).best()
+    return _Search(prices=prices, report=report, below_s=below_s).best()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +116,12 @@ class _Search:
     Attributes:
         prices: Prices points.
         report: Is told of progress.
+        below_s: Seconds of a step; points that take no less are not looked for.
     """
 
     prices: PointPrices
     report: Callable[[str], object]
+    below_s: float
 
     def best(self) -> BestPoint:
         """Return the fastest point that fits.
@@ -147,7 +151,9 @@ class _Search:
         planned: set[TrainerPoint] = set()
         refused: dict[tuple[TrainerPoint, float], int] = {}
         while queue:
-            _, _, _, point, found = heapq.heappop(queue)
+            least_step_s, _, _, point, found = heapq.heappop(queue)
+            if least_step_s >= self.below_s:
+                break
             if found is not None:
                 priced, timeline = found
                 return BestPoint(
@@ -179,6 +185,8 @@ class _Search:
                     break
                 refused[key] = asked.num_microbatches
                 needs.append((fitting, next(order), asked))
+        if queue:
+            raise InfeasibleError(f"{trainer.title} has no point below {self.below_s:.4g} s a step")
         raise self._nothing_fits(len(points), needs)
 
     def _bounded(self, points: list[TrainerPoint]) -> Iterator[tuple[PricedPoint, TrainerPoint]]:

@@ -25,26 +25,32 @@ def meshes(sizes: Sizes) -> Iterator[TrainerPoint]:
         if of_stage % sizes.devices_per_host and sizes.devices_per_host % of_stage:
             continue
         for tensor in divisors(math.gcd(of_stage, sizes.devices_per_host, sizes.num_heads)):
-            for context in _contexts(sizes, of_stage // tensor, tensor):
-                rest = of_stage // tensor // context
+            for context, ring in _sequence_axes(sizes, of_stage // tensor, tensor):
+                rest = of_stage // tensor // (context * ring)
                 for expert in divisors(math.gcd(rest, sizes.num_experts)):
                     yield TrainerPoint(
                         pipeline=pipeline,
                         data=rest // expert,
                         expert=expert,
                         context=context,
+                        ring=ring,
                         tensor=tensor,
                     )
 
 
-def _contexts(sizes: Sizes, most: int, tensor: int) -> Iterator[int]:
-    """Yield the devices that may split a sequence: two equal pieces each, as causal masks want."""
-    yield 1
+def _sequence_axes(sizes: Sizes, most: int, tensor: int) -> Iterator[tuple[int, int]]:
+    """Yield sizes of the axes `context` and `ring`: at most one of them has several devices.
+
+    These split a sequence into two equal pieces each, as causal masks want.
+    """
+    yield 1, 1
     if sizes.sequence is not None:
         length = sizes.sequence[1]
-        for context in divisors(most)[1:]:
-            if length % (2 * context * tensor) == 0:
-                yield context
+        for count in divisors(most)[1:]:
+            if length % (2 * count * tensor) == 0:
+                yield count, 1
+                if sizes.has_rings:
+                    yield 1, count
 
 
 def with_microbatches(point: TrainerPoint, sizes: Sizes) -> Iterator[TrainerPoint]:
@@ -59,5 +65,5 @@ def with_microbatches(point: TrainerPoint, sizes: Sizes) -> Iterator[TrainerPoin
     """
     for count in sizes.microbatch_counts:
         rows, rest = divmod(sizes.batch_size, count * point.row_parts)
-        if rest == 0 and math.gcd(rows, point.context) == 1:
+        if rest == 0 and math.gcd(rows, point.sequence_parts) == 1:
             yield replace(point, num_microbatches=count)

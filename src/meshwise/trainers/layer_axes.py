@@ -21,21 +21,22 @@ from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 from meshwise.pieces.piece import PieceGraph
 from meshwise.trainers.layer_dims import LayerDims, Loops, layer_dims
 
-Role: TypeAlias = Literal["data", "fsdp", "expert", "context", "tensor"]
+Role: TypeAlias = Literal["data", "fsdp", "expert", "context", "ring", "tensor"]
 
 _NOTHING = frozenset[int]()
 _NOT_SPLIT = frozenset((NONE,))
 _OF_ROWS: tuple[Role, ...] = ("data", "fsdp", "expert")
-_OF_SEQUENCE: tuple[Role, ...] = ("context", "tensor")
+_OF_SEQUENCE: tuple[Role, ...] = ("context", "ring", "tensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAxes:
     """A method for layers: a role for each axis of their mesh.
 
-    Rows are split over the axes `data`, `fsdp` and `expert`, the sequence over `context`; keys and
-    values are gathered.  Over `tensor` products are split along weights and heads, and what crosses
-    from layer to layer is split along the sequence.  Experts are split over `expert`.
+    Rows are split over the axes `data`, `fsdp` and `expert`, the sequence over `context` and
+    `ring`; keys and values are gathered over `context` and go round `ring`.  Over `tensor` products
+    are split along weights and heads, and what crosses from layer to layer is split along the
+    sequence.  Experts are split over `expert`.
 
     Attributes:
         roles: For each axis of the mesh.
@@ -130,9 +131,14 @@ class LayerAxes:
         experts = expert_loops(op, rows) if op.heavy else _NOTHING
         if role in ("data", "fsdp") or (role == "expert" and not experts):
             return rows
-        loops = {"expert": experts, "context": along - rows, "tensor": tensor_loops(op, rows)}[role]
-        if role == "tensor":
-            loops = loops - experts
+        if role == "expert":
+            loops = experts
+        elif role == "tensor":
+            loops = tensor_loops(op, rows) - experts
+        elif op.rule.ring is not None and op.rule.ring.loop in along:
+            loops = frozenset((op.rule.ring.loop if role == "ring" else op.rule.ring.rows,))
+        else:
+            loops = along - rows
         fit = frozenset(x for x in loops if op.rule.loops[x].size % size == 0)
         # A lookup or a sort may be done by all; a product is split wherever it can be.
         return fit if op.heavy and fit else fit | _NOT_SPLIT

@@ -55,9 +55,18 @@ class LayerDims:
 
     @property
     def num_attentions(self) -> int:
-        """Pairs of products without weights that have heads, in the forward pass; at least 1."""
+        """Pairs of products without weights that have heads, in the forward pass; at least 1.
+
+        Attention as one operator is a pair.
+        """
         products = {path for path, _ in self._heads() if path in self.forward}
-        return max(1, len(products) // 2)
+        ops = dict(operator_paths(self.graph))
+        return max(1, sum(1 if ops[path].rule.ring is None else 2 for path in products) // 2)
+
+    @property
+    def has_rings(self) -> bool:
+        """Whether keys of attention can go round."""
+        return any(op.rule.ring is not None for _, op in operator_paths(self.graph))
 
     def _heads(self) -> Iterator[tuple[OperatorPath, int]]:
         """Yield products without weights, and sizes of what all their tensors have beside rows."""

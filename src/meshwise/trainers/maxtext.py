@@ -31,12 +31,12 @@ class MaxText(Trainer):
 
     name: ClassVar[str] = "maxtext"
     title: ClassVar[str] = "MaxText 0.2.5"
-    order: ClassVar[tuple[Role, ...]] = ("data", "fsdp", "context", "tensor", "expert")
+    order: ClassVar[tuple[Role, ...]] = ("data", "fsdp", "context", "ring", "tensor", "expert")
     limits: ClassVar[tuple[str, ...]] = (
         "every stage has as many layers, devices and axes (at most three) as the others; all "
         "forwards run before all backwards",
         "left out: offload, gradient accumulation around a pipeline, the axes fsdp_transpose and "
-        "tensor (tensor_sequence splits the same products), ring and Ulysses attention, tensor "
+        "tensor (tensor_sequence splits the same products), Ulysses attention, tensor "
         "parallelism across hosts, several slices",
         "embedding and head are priced as parts of the first and the last stage; MaxText divides "
         "them among all devices",
@@ -52,7 +52,7 @@ class MaxText(Trainer):
 
     def axes(self, point: TrainerPoint, sizes: Sizes) -> LayerAxes:
         """Return what the axes split in a layer."""
-        over: frozenset[Role] = frozenset(("fsdp", "context", "expert"))
+        over: frozenset[Role] = frozenset(("fsdp", "context", "ring", "expert"))
         more: frozenset[Role] = frozenset(("data",) if point.shards_optimizer else ())
         return LayerAxes(
             roles=self.roles(point),
@@ -76,13 +76,14 @@ class MaxText(Trainer):
             "ici_data_parallelism": point.data,
             "ici_fsdp_parallelism": point.fsdp,
             "ici_pipeline_parallelism": point.pipeline,
-            "ici_context_parallelism": point.context,
+            "ici_context_parallelism": point.sequence_parts,
             "ici_tensor_sequence_parallelism": point.tensor,
             "ici_expert_parallelism": point.expert,
         }
         options = {name: str(value) for name, value in found.items()}
-        if point.context > 1:
-            options["context_parallel_strategy"] = "all_gather"
+        if point.sequence_parts > 1:
+            strategy = "ring" if point.ring > 1 else "all_gather"
+            options["context_parallel_strategy"] = strategy
         options["shard_optimizer_over_data"] = str(point.shards_optimizer).lower()
         steps = point.num_microbatches if point.pipeline == 1 else 1
         options["per_device_batch_size"] = repr(sizes.batch_size / (steps * sizes.num_devices))

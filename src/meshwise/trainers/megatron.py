@@ -40,7 +40,7 @@ class Megatron(Trainer):
 
     name: ClassVar[str] = "megatron"
     title: ClassVar[str] = "Megatron-LM (megatron-core 0.19.2)"
-    order: ClassVar[tuple[Role, ...]] = ("data", "expert", "context", "tensor")
+    order: ClassVar[tuple[Role, ...]] = ("data", "expert", "context", "ring", "tensor")
     limits: ClassVar[tuple[str, ...]] = (
         "every stage has as many layers, devices and axes (at most three) as the others; "
         "all have the same remat",
@@ -52,7 +52,7 @@ class Megatron(Trainer):
     def points(self, sizes: Sizes) -> Iterator[TrainerPoint]:
         """Yield the points; where there are copies, they split the optimizer's state."""
         for mesh in meshes(sizes):
-            shards = mesh.row_parts * mesh.context > 1
+            shards = mesh.row_parts * mesh.sequence_parts > 1
             for point in with_microbatches(replace(mesh, shards_optimizer=shards), sizes):
                 for chunks in _chunks(point, sizes):
                     yield replace(point, chunks=chunks)
@@ -62,7 +62,7 @@ class Megatron(Trainer):
         return LayerAxes(
             roles=self.roles(point),
             sequence=sizes.sequence,
-            optimizer_over=frozenset(("data", "expert", "context")),
+            optimizer_over=frozenset(("data", "expert", "context", "ring")),
         )
 
     def schedule(self, point: TrainerPoint) -> PipelineSchedule:
@@ -82,9 +82,9 @@ class Megatron(Trainer):
         if point.chunks > 1:
             layers = sizes.layers_in_chunk(point)
             found["--num-layers-per-virtual-pipeline-stage"] = str(layers)
-        if point.context > 1:
-            found["--context-parallel-size"] = str(point.context)
-            found["--cp-comm-type"] = "all_gather"
+        if point.sequence_parts > 1:
+            found["--context-parallel-size"] = str(point.sequence_parts)
+            found["--cp-comm-type"] = "p2p" if point.ring > 1 else "all_gather"
         if point.expert > 1:
             found["--expert-model-parallel-size"] = str(point.expert)
         if point.shards_optimizer:

@@ -18,6 +18,7 @@ class TrainerPoint:
         fsdp: Number of devices that split rows, and also parameters, gradients and optimizer state.
         expert: The same for rows, and for experts where there are any.
         context: The same for the sequence; these devices gather keys and values.
+        ring: The same, but keys and values go round these devices, block by block.
         tensor: The same for weights and heads, and for the sequence between products.
         shards_optimizer: Whether copies split the optimizer's state.
         num_microbatches: Into how many micro-batches a step is cut.
@@ -30,6 +31,7 @@ class TrainerPoint:
     fsdp: int = 1
     expert: int = 1
     context: int = 1
+    ring: int = 1
     tensor: int = 1
     shards_optimizer: bool = False
     num_microbatches: int = 1
@@ -42,13 +44,18 @@ class TrainerPoint:
         return self.data * self.fsdp * self.expert
 
     @property
+    def sequence_parts(self) -> int:
+        """Devices among which the sequence is divided, those of `tensor` apart."""
+        return self.context * self.ring
+
+    @property
     def num_devices(self) -> int:
         """Devices in all."""
-        return self.pipeline * self.row_parts * self.context * self.tensor
+        return self.pipeline * self.row_parts * self.sequence_parts * self.tensor
 
     def __str__(self) -> str:
         """As `pipeline 2 (3 chunks each), data 4, tensor 8, 64 micro-batches, remat full`."""
-        names = ("pipeline", "data", "fsdp", "expert", "context", "tensor")
+        names = ("pipeline", "data", "fsdp", "expert", "context", "ring", "tensor")
         sizes = {name: int(getattr(self, name)) for name in names}
         words = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         if self.chunks > 1:

@@ -28,6 +28,7 @@ class Sizes:
         num_heads: A number that divides those of all kinds of heads; 0 where there are none.
         num_experts: The same for experts; 1 where there are none.
         sequence: Dim and length of the sequence; None if there is none.
+        has_rings: Whether keys of attention can go round.
     """
 
     num_devices: int
@@ -39,6 +40,7 @@ class Sizes:
     layers_per_block: int = 1
     num_experts: int = 1
     sequence: tuple[int, int] | None = None
+    has_rings: bool = False
 
     def layers_in_chunk(self, point: TrainerPoint) -> int:
         """Return the layers, as trainers count them, of each run of layers of a point."""
@@ -71,4 +73,5 @@ def sizes_of(source: LayerSource, cluster: ClusterSpec, options: SearchOptions) 
         num_heads=dims.num_heads,
         num_experts=dims.num_experts,
         sequence=dims.sequence,
+        has_rings=dims.has_rings,
     )
