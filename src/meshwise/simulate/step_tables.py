@@ -122,7 +122,7 @@ def streams_of(schedule: Schedule, stages: Sequence[StageCost], wires: Wires) ->
     for mesh, tasks in enumerate(schedule.tasks):
         here = (first_number.get((k, s), -count) + m for k, s, m in tasks)
         own = np.fromiter(here, np.int64, len(tasks))
-        updates = [] if schedule.forward_only else schedule.stages_on(mesh)
+        updates = () if schedule.forward_only else schedule.stages_on(mesh)
         numbers.append(np.append(own, np.full(len(updates), -1)))
         priced_at.append(np.append(own // count, np.add(updates, len(_KINDS) * num_stages)))
     number, at = np.concatenate(numbers), np.concatenate(priced_at).astype(np.int64)
