@@ -11,6 +11,7 @@ import pytest
 from doubles.graph_builders import mesh
 from doubles.layered import gpt_layers, moe_layers, perceptron_layers
 from meshwise.baselines.pipelines.layer_methods import INTRA_OP, restricted_layer
+from meshwise.baselines.restrictions import operator_paths
 from meshwise.inter.layer_cost.run_costs import cheapest_states
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.intra.options import IntraOptions
@@ -112,12 +113,28 @@ def test_context_parallel_gathers_keys_and_values(gpt):
     assert sum(found[key] for key in along if key[2] == ACTIVATION) <= 8 * B
 
 
-@pytest.mark.parametrize("role", ["context", "ring"])
-def test_keys_of_attention_as_one_operator_are_gathered_or_go_round(role):
-    piece = gpt_layers(ROWS, joins_attention=True).graph(1, 1, B)
-    axes = LayerAxes(roles=("data", role), sequence=(1, LENGTH))
+def test_micro_batches_of_one_row_are_restricted_as_others_are(gpt):
+    """One row is no loop, but what follows the sequence is an activation as well."""
+    axes = LayerAxes(roles=("context", "tensor"), sequence=(1, LENGTH))
+    few, one = (axes(gpt.graph(1, 1, count), TWO_AXES).allowed for count in (B, ROWS))
+    products = [
+        sorted(sorted(len(choices) for choices in allowed[path]) for path, op in ops if op.heavy)
+        for allowed, ops in (
+            (few, operator_paths(gpt.graph(1, 1, B).graph)),
+            (one, operator_paths(gpt.graph(1, 1, ROWS).graph)),
+        )
+    ]
+    assert products[0] == products[1]
+    assert len(products[0]) >= 16
+
+
+@pytest.mark.parametrize(("role", "count"), [("context", B), ("ring", B), ("ring", ROWS)])
+def test_keys_of_attention_as_one_operator_are_gathered_or_go_round(role, count):
+    piece = gpt_layers(ROWS, joins_attention=True).graph(1, 1, count)
+    roles, axis = (("data", role), "y") if count < ROWS else ((role, "tensor"), "x")
+    axes = LayerAxes(roles=roles, sequence=(1, LENGTH))
     found = communicated(piece, planned(axes, piece, TWO_AXES).decision, TWO_AXES)
-    kinds = {kind for kind, of, _ in found if of == ("y",)}
+    kinds = {kind for kind, of, _ in found if of == (axis,)}
     assert ("permute" in kinds) == (role == "ring")
     assert ("all-gather" in kinds) == (role == "context")
 

@@ -114,10 +114,11 @@ class LayerAxes:
     ) -> dict[OperatorPath, AllowedChoices]:
         allowed: dict[OperatorPath, AllowedChoices] = {}
         for path, op in operator_paths(parts.graph):
-            if op.bodies or is_light(op) or path not in parts.rows:
+            rows, sequence = parts.rows.get(path, _NOTHING), along.get(path, _NOTHING)
+            if op.bodies or is_light(op) or not rows | sequence:
                 continue
             allowed[path] = tuple(
-                self._choices(op, role, size, parts.rows[path], along.get(path, _NOTHING))
+                self._choices(op, role, size, rows, sequence)
                 for role, size in zip(self.roles, mesh.sizes, strict=True)
             )
         return allowed
@@ -125,16 +126,23 @@ class LayerAxes:
     def _choices(
         self, op: Operator, role: Role, size: int, rows: frozenset[int], along: frozenset[int]
     ) -> frozenset[int]:
-        """Loops that an axis may split of an operator."""
+        """Loops that an axis may split of an operator.
+
+        In a micro-batch of one row no loop is over rows; there the sequence tells activations from
+        weights.
+        """
         if size == 1:
             return _NOT_SPLIT
-        experts = expert_loops(op, rows) if op.heavy else _NOTHING
+        batch = rows or along
+        experts = expert_loops(op, batch) if op.heavy else _NOTHING
         if role in ("data", "fsdp") or (role == "expert" and not experts):
             return rows
         if role == "expert":
             loops = experts
         elif role == "tensor":
-            loops = tensor_loops(op, rows) - experts
+            loops = tensor_loops(op, batch) - experts
+            if not rows and not op.heavy:
+                loops |= along
         elif op.rule.ring is not None and op.rule.ring.loop in along:
             loops = frozenset((op.rule.ring.loop if role == "ring" else op.rule.ring.rows,))
         else:
