@@ -71,6 +71,50 @@ def gpt_layers(rows: int, *, joins_attention: bool = False, **changes: Any) -> L
     )
 
 
+class MaskedBlock(nn.Module):
+    """Attention under a padding mask, some times, and a dense layer."""
+
+    per_block: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        heads = (*x.shape[:2], 4, x.shape[2] // 4)
+        for _ in range(self.per_block):
+            q, k, v = (nn.Dense(x.shape[2])(x).reshape(heads) for _ in range(3))
+            scores = jnp.where(mask[:, None, None], jnp.einsum("bqhd,bkhd->bhqk", q, k), -1e9)
+            mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+            x = x + nn.Dense(x.shape[2])(mixed.reshape(x.shape))
+        return x + nn.gelu(nn.Dense(x.shape[2])(x))
+
+
+class Masked(nn.Module):
+    """Equal blocks with attention under a padding mask."""
+
+    per_block: int
+
+    @nn.compact
+    def __call__(self, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        x, mask = batch
+        for _ in range(3):
+            x = MaskedBlock(self.per_block)(x, mask)
+        return x
+
+
+def masked_attention_layers(rows: int, *, per_block: int, joins_attention: bool) -> Layering:
+    """Blocks with attention of four heads under a padding mask of the batch."""
+    x = jax.ShapeDtypeStruct((rows, 32, 64), jnp.float32)
+    mask = jax.ShapeDtypeStruct((rows, 32), jnp.bool_)
+    one = (jnp.zeros((1, *x.shape[1:])), jnp.ones((1, 32), jnp.bool_))
+    return layered(
+        Masked(per_block),
+        lambda out, batch: jnp.mean(out**2),
+        one,
+        ((x, mask), x),
+        rows,
+        joins_attention=joins_attention,
+    )
+
+
 def moe_layers(rows: int, balance: float = 0.0, **changes: Any) -> Layering:
     """A mixture of experts; by default without its balancing loss, which crosses every cut."""
     config = moe_config("tiny", **({"num_layers": 4, "num_experts": 8} | changes))

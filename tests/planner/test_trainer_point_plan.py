@@ -21,7 +21,7 @@ from meshwise.schedules.interleaved import Interleaved
 from meshwise.schedules.one_f_one_b import ONE_F_ONE_B
 from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.step import StepSignature
-from meshwise.trainers.best_point import best_point
+from meshwise.trainers.best_point import NothingFitsError, best_point
 from meshwise.trainers.registry import TRAINERS
 
 pytestmark = pytest.mark.usefixtures("layers_known")
@@ -67,27 +67,51 @@ def test_what_was_asked_is_kept(planned: PlannedPipeline) -> None:
         assert answer.plan is planned.plan
 
 
-def test_of_few_rows_rings_of_attention_are_tried_too() -> None:
-    """With as many rows as devices the free plan is as written; then there are more devices."""
-    sizes = {"hidden": 128, "num_heads": 1, "num_layers": 1, "seq_len": 4096, "vocab_size": 64}
-    step, *args = model_step(gpt_config("tiny", **sizes), 4).abstract
-    asked = replace(REQUEST, num_stages=1, num_microbatches=(1,), schedules=(ONE_F_ONE_B,))
-    planned = slow(plan_pipeline(step, tuple(args), {}, SIGNATURE, asked))
-    assert not planned.plan.joins_attention
-    more = replace(asked, cluster=mw.Cluster.virtual("1x p3.16xlarge"), num_stages=None)
-    trainer = TRAINERS["megatron"]
+ONE = replace(
+    REQUEST,
+    cluster=mw.Cluster.virtual("2x p3.2xlarge"),
+    num_stages=1,
+    num_microbatches=(1,),
+    schedules=(ONE_F_ONE_B,),
+)
+# More devices than rows.
+MORE = replace(ONE, cluster=mw.Cluster.virtual("1x p3.16xlarge"), num_stages=None)
+
+
+@pytest.fixture(scope="module")
+def written() -> PlannedPipeline:
+    """With as many rows as devices the free plan is as written; it is said to be slow."""
+    sizes = {"hidden": 128, "num_heads": 2, "num_layers": 1, "seq_len": 4096, "vocab_size": 64}
+    step, *args = model_step(gpt_config("tiny", **sizes), 2).abstract
+    found = slow(plan_pipeline(step, tuple(args), {}, SIGNATURE, ONE))
+    assert not found.plan.joins_attention
+    return found
+
+
+def test_where_nothing_fits_the_form_that_needs_least_is_named(written: PlannedPipeline) -> None:
+    little = replace(MORE, memory_bytes=4 * 2**20)
+    with pytest.raises(NothingFitsError) as error:
+        trainer_answer(TRAINERS["megatron"], written, little)
+    options = search_options(written.layers, written.plan.step_flop, little)
+    with pytest.raises(NothingFitsError) as other:
+        best_point(TRAINERS["megatron"], in_blocks(written.layers), little.cluster, options)
+    assert error.value.num_bytes < other.value.num_bytes
+
+
+def test_of_few_rows_rings_of_attention_are_tried_too(written: PlannedPipeline) -> None:
+    planned, more, trainer = written, MORE, TRAINERS["megatron"]
     answer = trainer_answer(trainer, planned, more)
     joined = with_attention(planned.user)
     assert joined is not None
     layers, _ = layering_of(joined, block_ranges, "exact")
     options = search_options(layers, planned.plan.step_flop, more)
-    rings, written = (
+    rings, gathered = (
         best_point(trainer, source, more.cluster, options)
         for source in (layers, in_blocks(planned.layers))
     )
     assert rings.point.ring > 1
     assert answer.best.timeline.step_time_s == rings.timeline.step_time_s
-    assert rings.timeline.step_time_s < written.timeline.step_time_s
+    assert rings.timeline.step_time_s < gathered.timeline.step_time_s
     assert answer.options["--cp-comm-type"] == "p2p"
     assert answer.plan.joins_attention
     assert answer.slower_share >= -1e-6

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwise.errors import ProgramError
+from meshwise.schedules.delay import with_delays
 from meshwise.schedules.registry import make_schedule, tables
 from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule, Task, dependencies
 from meshwise.schedules.verify import running_order, verify_schedule
@@ -135,6 +136,12 @@ def has_cycle(schedule):
         return found
 
     return any(visit(task) for task in needs)
+
+
+def test_the_order_of_a_table_with_other_kinds_of_tasks_is_that_of_its_dependences():
+    table = make_schedule("1f1b", num_stages=2, num_microbatches=2, num_meshes=2)
+    apart = with_delays(table, (0, 0))
+    assert running_order(replace(apart, splits_backward=False)) == running_order(apart)
 
 
 def test_dependencies_are_those_of_the_glossary():

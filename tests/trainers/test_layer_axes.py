@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from doubles.graph_builders import mesh
-from doubles.layered import gpt_layers, moe_layers, perceptron_layers
+from doubles.layered import (
+    gpt_layers,
+    masked_attention_layers,
+    moe_layers,
+    perceptron_layers,
+)
+from meshwise.baselines.pipelines.block_layers import body_of
 from meshwise.baselines.pipelines.layer_methods import INTRA_OP, restricted_layer
 from meshwise.baselines.restrictions import operator_paths
 from meshwise.inter.layer_cost.run_costs import cheapest_states
@@ -73,6 +79,16 @@ def test_what_the_dims_of_a_layer_are(gpt):
     dims = layer_dims(perceptron_layers(ROWS, 8, 16, 32).graph(1, 1, 1))
     assert (dims.sequence, dims.num_heads, dims.num_experts) == (None, 0, 1)
     assert dims.num_attentions == 1
+
+
+@pytest.mark.parametrize("per_block", [1, 2])
+@pytest.mark.parametrize("joins_attention", [False, True])
+def test_a_padding_mask_has_no_heads_but_attention_has(joins_attention, per_block):
+    layers = masked_attention_layers(4, per_block=per_block, joins_attention=joins_attention)
+    body = body_of(layers.classes)
+    dims = layer_dims(layers.graph(body.first, body.first + body.period - 1, 1))
+    assert dims.has_rings == joins_attention
+    assert (dims.num_heads, dims.num_attentions) == (4, per_block)
 
 
 def test_tensor_parallel_gathers_and_scatters_the_sequence(gpt):

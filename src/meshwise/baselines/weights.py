@@ -26,6 +26,24 @@ def common_loops(tensors: list[frozenset[int]]) -> frozenset[int]:
     return found
 
 
+def head_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
+    """Return the loops of a product without a weight that run over all its tensors: heads.
+
+    Of attention as one operator, those that run over keys and values: a mask has no heads.
+
+    Args:
+        op: The operator.
+        rows: Its loops over the batch.
+    """
+    ring = op.rule.ring
+    if ring is not None:
+        round_tensors = [_loops_of(op.rule.operands[k]) for k in ring.operands]
+        return common_loops(round_tensors) - rows - {ring.loop, ring.rows}
+    tensors = tensors_of(op)
+    has_weight = not all(loops & rows for loops in tensors)
+    return frozenset() if has_weight else common_loops(tensors) - rows
+
+
 def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Return the loops along which tensor parallelism splits an operator.
 
@@ -37,9 +55,10 @@ def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
         op: The operator.
         rows: Its loops over the batch.
     """
-    tensors = tensors_of(op)
-    weights = [loops for loops in tensors if loops and not loops & rows]
+    if op.rule.ring is not None:
+        return head_loops(op, rows)
+    weights = [loops for loops in tensors_of(op) if loops and not loops & rows]
     if weights:
         return frozenset[int]().union(*weights)
-    heads = common_loops(tensors) - rows if op.heavy else frozenset[int]()
+    heads = head_loops(op, rows) if op.heavy else frozenset[int]()
     return heads or frozenset(range(len(op.rule.loops))) - rows

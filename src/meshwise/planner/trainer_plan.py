@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
 from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError
+from meshwise.errors import InfeasibleError, MeshwiseError
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.planner.pipeline import layering_of, search_options
 from meshwise.planner.planned_pipeline import PlannedPipeline
@@ -20,7 +21,7 @@ from meshwise.trace.attention.replace import with_attention
 from meshwise.trace.layers.chain import operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trainers.answer import TrainerAnswer
-from meshwise.trainers.best_point import BestPoint, best_point
+from meshwise.trainers.best_point import BestPoint, NothingFitsError, best_point
 from meshwise.trainers.trainer import Trainer
 
 
@@ -84,11 +85,12 @@ def _rings(planned: PlannedPipeline, request: PipelineRequest) -> Layering | Non
     has_rows = planned.layers.batch_size >= request.cluster.num_devices
     if has_rows or planned.plan.joins_attention:
         return None
-    joined = with_attention(planned.user)
-    if joined is None:
-        return None
-    layers, _ = layering_of(joined, block_ranges, request.statistics)
-    return layers
+    # What cannot be cut so is left as it is written.
+    with suppress(MeshwiseError):
+        joined = with_attention(planned.user)
+        if joined is not None:
+            return layering_of(joined, block_ranges, request.statistics)[0]
+    return None
 
 
 def _best(
@@ -101,22 +103,26 @@ def _best(
     """Return the fastest point in any form of the step, and that form.
 
     Raises:
-        InfeasibleError: none fits in any form; the error is that of the first.
+        InfeasibleError: none fits in any form; where memory is too small, the error is that of the
+            form that needs least.
     """
     best: tuple[BestPoint, _Form] | None = None
-    refusals: list[InfeasibleError] = []
+    refusals: list[MeshwiseError] = []
     for form in forms:
         if form is not forms[0]:
             report(f"{trainer.name}: with attention as one operator")
         below_s = math.inf if best is None else best[0].timeline.step_time_s
         try:
             found = best_point(trainer, form.blocks, cluster, options, report, below_s=below_s)
-        except InfeasibleError as error:
+        except MeshwiseError as error:
+            if form is forms[0] and not isinstance(error, InfeasibleError):
+                raise
             refusals.append(error)
         else:
             best = found, form
     if best is None:
-        raise refusals[0]
+        nearest = [error for error in refusals if isinstance(error, NothingFitsError)]
+        raise min(nearest, key=lambda error: error.num_bytes, default=refusals[0])
     return best
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -103,13 +104,11 @@ def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
     Raises:
         ProgramError: There is none; the text says which task waits for which.
     """
-    ended: dict[tuple[Kind, int], set[int]] = {
-        (kind, stage): set() for kind in schedule.kinds for stage in range(schedule.num_stages)
-    }
+    ended: defaultdict[tuple[Kind, int], set[int]] = defaultdict(set)
     # A task depends on others of its own micro-batch.
     before = {
         (kind, stage): [ended[other[:2]] for other in dependencies(Task(kind, stage, 0), schedule)]
-        for kind, stage in ended
+        for kind, stage in {task[:2] for tasks in schedule.tasks for task in tasks}
     }
     order: list[TaskPlace] = []
     next_of = [0] * len(schedule.tasks)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from meshwise.baselines.pipelines.layer_restrictions import expert_inputs
 from meshwise.baselines.restrictions import operator_paths
 from meshwise.baselines.roles import InputInfo, batch_loops, input_info
-from meshwise.baselines.weights import common_loops, tensors_of
+from meshwise.baselines.weights import head_loops, tensors_of
 from meshwise.graph.graph import Graph, Operator
 from meshwise.intra.options import OperatorPath
 from meshwise.pieces.piece import PieceGraph
@@ -71,10 +71,8 @@ class LayerDims:
     def _heads(self) -> Iterator[tuple[OperatorPath, int]]:
         """Yield products without weights, and sizes of what all their tensors have beside rows."""
         for op, rows, path in self._products():
-            tensors = tensors_of(op)
-            if all(loops & rows for loops in tensors):
-                for loop in common_loops(tensors) - rows:
-                    yield path, op.rule.loops[loop].size
+            for loop in head_loops(op, rows):
+                yield path, op.rule.loops[loop].size
 
     @property
     def sequence(self) -> tuple[int, int] | None:

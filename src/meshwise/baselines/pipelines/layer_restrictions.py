@@ -127,7 +127,7 @@ def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
 def expert_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Loops of a product over experts: they run over all its tensors, one of which is a weight."""
     tensors = tensors_of(op)
-    if all(loops & rows for loops in tensors):
+    if op.rule.ring is not None or all(loops & rows for loops in tensors):
         return frozenset()
     return common_loops(tensors) - rows
 

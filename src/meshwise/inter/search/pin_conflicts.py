@@ -100,7 +100,12 @@ def check_stages(cluster: ClusterSpec, options: SearchOptions, num_layers: int) 
 def _has_one_stage(problem: StageProblem, num_stages: int | None) -> bool:
     """Return whether one stage of all layers may have all devices; then stages can be cut."""
     kinds = [m.num_devices == problem.num_devices for m in problem.costs.submeshes]
-    is_allowed = num_stages in (None, 1) and problem.schedule.allows(1, problem.num_microbatches)
+    schedule = problem.schedule
+    is_allowed = (
+        num_stages in (None, 1)
+        and schedule.allows(1, problem.num_microbatches)
+        and problem.costs.num_layers >= schedule.chunks
+    )
     return is_allowed and bool(np.isfinite(problem.costs.microbatch_s[0, -1, kinds]).any())
 
 
