@@ -138,7 +138,7 @@ def has_cycle(schedule):
     return any(visit(task) for task in needs)
 
 
-def test_the_order_of_a_table_with_other_kinds_of_tasks_is_that_of_its_dependences():
+def test_what_a_table_says_of_its_backward_does_not_change_the_running_order():
     table = make_schedule("1f1b", num_stages=2, num_microbatches=2, num_meshes=2)
     apart = with_delays(table, (0, 0))
     assert running_order(replace(apart, splits_backward=False)) == running_order(apart)

@@ -27,9 +27,11 @@ def common_loops(tensors: list[frozenset[int]]) -> frozenset[int]:
 
 
 def head_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
-    """Return the loops of a product without a weight that run over all its tensors: heads.
+    """Return the loops of an operator that run over heads.
 
-    Of attention as one operator, those that run over keys and values: a mask has no heads.
+    Of a product without a weight: those over all its tensors.  Of attention as one operator: those
+    over both keys and values, the sequence apart, for a mask need not have heads.  A product with a
+    weight has none.
 
     Args:
         op: The operator.
@@ -48,8 +50,9 @@ def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Return the loops along which tensor parallelism splits an operator.
 
     With a weight (or its gradient): the loops of the weight.  Of a product without one, as in
-    attention: those that run over all its tensors, heads.  Of others, and where there are no heads:
-    all but those over the batch, as the vocabulary where the logits of labels are picked.
+    attention: those over heads; of attention as one operator these alone.  Of others, and where
+    there are no heads: all but those over the batch, as the vocabulary where the logits of labels
+    are picked.
 
     Args:
         op: The operator.

@@ -33,7 +33,7 @@ def trainer_answer(
 ) -> TrainerAnswer:
     """Return the fastest point of a trainer for a step, beside its free plan.
 
-    Where the batch has fewer rows than there are devices, its rings of attention are tried too.
+    Where the batch has fewer rows than there are devices, rings of attention are tried too.
     Where the point is the faster one, it is planned as ours; if that plan is faster than the free
     plan, it becomes the free plan.
 
@@ -53,8 +53,8 @@ def trainer_answer(
         blocks = in_blocks(planned.layers)
         options = search_options(blocks, planned.plan.step_flop, request)
         forms = [_Form(blocks, planned.plan.joins_attention)]
-        if (rings := _rings(planned, request)) is not None:
-            forms.append(_Form(rings, True))
+        if (joined := _joined_blocks(planned, request)) is not None:
+            forms.append(_Form(joined, True))
         best, form = _best(trainer, forms, cluster, options, report)
         if best.timeline.step_time_s < planned.timeline.step_time_s:
             report(f"{trainer.name}: the point as a plan of ours")
@@ -77,15 +77,15 @@ class _Form(NamedTuple):
     joins_attention: bool
 
 
-def _rings(planned: PlannedPipeline, request: PipelineRequest) -> Layering | None:
-    """Return a step of few rows with attention as one operator, whose keys may go round.
+def _joined_blocks(planned: PlannedPipeline, request: PipelineRequest) -> Layering | None:
+    """Return the blocks of the step with attention as one operator, whose keys may go round.
 
-    None if the free plan has it so, there is no attention, or rows are the better thing to split.
+    None if it is one operator in the free plan, if the batch has a row for each device, if no
+    attention is found, or if the step cannot be cut so.
     """
     has_rows = planned.layers.batch_size >= request.cluster.num_devices
     if has_rows or planned.plan.joins_attention:
         return None
-    # What cannot be cut so is left as it is written.
     with suppress(MeshwiseError):
         joined = with_attention(planned.user)
         if joined is not None:

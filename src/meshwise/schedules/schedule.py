@@ -67,7 +67,7 @@ class Schedule:
         return (FORWARD, BACKWARD, WEIGHT) if self.splits_backward else (FORWARD, BACKWARD)
 
     def stages_on(self, mesh: int) -> tuple[int, ...]:
-        """Return the stages of a mesh."""
+        """Return the numbers of the stages on a mesh, ascending."""
         return tuple(stage for stage, at in enumerate(self.mesh_of_stage) if at == mesh)
 
 

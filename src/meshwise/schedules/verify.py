@@ -105,7 +105,7 @@ def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
         ProgramError: There is none; the text says which task waits for which.
     """
     ended: defaultdict[tuple[Kind, int], set[int]] = defaultdict(set)
-    # A task depends on others of its own micro-batch.
+    # A task depends only on tasks of its own micro-batch: those of micro-batch 0 say which.
     before = {
         (kind, stage): [ended[other[:2]] for other in dependencies(Task(kind, stage, 0), schedule)]
         for kind, stage in {task[:2] for tasks in schedule.tasks for task in tasks}

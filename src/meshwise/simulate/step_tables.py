@@ -1,4 +1,4 @@
-"""From a schedule and the costs of its stages to the tables of numbers that the engine runs."""
+"""Turns a schedule and the costs of its stages into the arrays that the engine runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS: tuple[Kind, ...] = (FORWARD, BACKWARD, WEIGHT)
 
 
 class Wires(NamedTuple):
-    """All messages of a step.
+    """The transfers of a step, and the tasks at their ends.
 
     Attributes:
         transfers: For the engine.
@@ -106,7 +106,7 @@ def streams_of(schedule: Schedule, stages: Sequence[StageCost], wires: Wires) ->
         wires: The transfers.
 
     Raises:
-        ProgramError: The table is no schedule.
+        ProgramError: The schedule lacks a task, or has one twice or on a wrong mesh.
     """
     num_stages, count = schedule.num_stages, schedule.num_microbatches
     first_number = {

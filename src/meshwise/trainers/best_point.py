@@ -93,7 +93,7 @@ def best_point(
 
     Raises:
         ClusterError: hosts differ.
-        InfeasibleError: there is no point, or none that is as fast.
+        InfeasibleError: there is no point, or none takes less than `below_s`.
         NothingFitsError: none fits; the text names the nearest.
         PlanError: a number of micro-batches does not divide the batch.
     """
@@ -153,7 +153,9 @@ class _Search:
         while queue:
             least_step_s, _, _, point, found = heapq.heappop(queue)
             if least_step_s >= self.below_s:
-                break
+                raise InfeasibleError(
+                    f"{trainer.title}: no point takes less than {self.below_s:.4g} s a step"
+                )
             if found is not None:
                 priced, timeline = found
                 return BestPoint(
@@ -185,8 +187,6 @@ class _Search:
                     break
                 refused[key] = asked.num_microbatches
                 needs.append((fitting, next(order), asked))
-        if queue:
-            raise InfeasibleError(f"{trainer.title} has no point below {self.below_s:.4g} s a step")
         raise self._nothing_fits(len(points), needs)
 
     def _bounded(self, points: list[TrainerPoint]) -> Iterator[tuple[PricedPoint, TrainerPoint]]:

@@ -41,7 +41,7 @@ def meshes(sizes: Sizes) -> Iterator[TrainerPoint]:
 def _sequence_axes(sizes: Sizes, most: int, tensor: int) -> Iterator[tuple[int, int]]:
     """Yield sizes of the axes `context` and `ring`: at most one of them has several devices.
 
-    These split a sequence into two equal pieces each, as causal masks want.
+    Each device gets two equal pieces of the sequence, as causal masks want.
     """
     yield 1, 1
     if sizes.sequence is not None:

@@ -126,7 +126,7 @@ class LayerAxes:
     def _choices(
         self, op: Operator, role: Role, size: int, rows: frozenset[int], along: frozenset[int]
     ) -> frozenset[int]:
-        """Loops that an axis may split of an operator.
+        """Return the loops of an operator that an axis may split.
 
         In a micro-batch of one row no loop is over rows; there the sequence tells activations from
         weights.

@@ -69,7 +69,7 @@ class LayerDims:
         return any(op.rule.ring is not None for _, op in operator_paths(self.graph))
 
     def _heads(self) -> Iterator[tuple[OperatorPath, int]]:
-        """Yield products without weights, and sizes of what all their tensors have beside rows."""
+        """Yield each product that has heads, and the size of each of its loops over heads."""
         for op, rows, path in self._products():
             for loop in head_loops(op, rows):
                 yield path, op.rule.loops[loop].size

@@ -38,8 +38,8 @@ class MaxText(Trainer):
         "left out: offload, gradient accumulation around a pipeline, the axes fsdp_transpose and "
         "tensor (tensor_sequence splits the same products), Ulysses attention, tensor "
         "parallelism across hosts, several slices",
-        "ring attention needs hardware=gpu and attention=cudnn_flash_te, or on TPUs "
-        "attention=flash and use_tokamax_splash=true; neither is among the options",
+        "ring attention also needs options that are not printed: hardware=gpu and "
+        "attention=cudnn_flash_te; on TPUs attention=flash and use_tokamax_splash=true",
         "embedding and head are priced as parts of the first and the last stage; MaxText divides "
         "them among all devices",
     )

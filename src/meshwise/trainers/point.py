@@ -45,7 +45,7 @@ class TrainerPoint:
 
     @property
     def sequence_parts(self) -> int:
-        """Devices among which the sequence is divided, those of `tensor` apart."""
+        """Devices among which the sequence is divided, not counting those of `tensor`."""
         return self.context * self.ring
 
     @property

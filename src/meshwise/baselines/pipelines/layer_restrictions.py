@@ -125,7 +125,10 @@ def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def expert_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
-    """Loops of a product over experts: they run over all its tensors, one of which is a weight."""
+    """Loops of a product over experts: they run over all its tensors, one of which is a weight.
+
+    Attention as one operator has none.
+    """
     tensors = tensors_of(op)
     if op.rule.ring is not None or all(loops & rows for loops in tensors):
         return frozenset()

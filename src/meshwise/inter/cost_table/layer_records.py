@@ -1,4 +1,4 @@
-"""Records of layers, each under a key, kept in files from one process to the next.
+"""Records of layers, each under a key, kept in memory, and in files for later processes.
 
 The key of a record holds everything that its facts follow from: the layer's graph, the mesh with
 the numbers of its links and devices, the options of planning, and `computed_by`: the sources of
@@ -33,7 +33,8 @@ class LayerRecords:
         """Begin without any record.
 
         Args:
-            files: Where records are kept; None: nowhere.
+            files: Where records are kept; None: only in memory, while this
+                object lives.
             computed_by: What computes the facts: sources, NumPy, machine; part of each key.
         """
         self._files, self._computed_by = files, computed_by

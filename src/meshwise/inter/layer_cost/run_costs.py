@@ -79,7 +79,8 @@ class _Chains(NamedTuple):
     """Cheapest chains through a run of layers, one for each state after it.
 
     Attributes:
-        cost: What they cost, the gather of the activation included.
+        cost: Seconds of a step at the price of memory, with the gather before the first layer,
+            without the one after the last.
         enters: The state before the last layer.
     """
 
@@ -123,7 +124,7 @@ def gathers(
 
 
 def _extended(before: _Chains | None, layer: ConditionedLayer) -> _Chains:
-    """Return the chains that are longer by a layer than others, or begin with it."""
+    """Return chains that are longer by a layer; None: they are of that layer alone."""
     if before is None:
         cost = layer.layer.piece.num_microbatches * layer.layer.arriving_s
     else:
@@ -217,10 +218,10 @@ def _distinct_runs(
 
 
 class _Step(NamedTuple):
-    """The last layer of a cheapest chain.
+    """One layer of a cheapest chain, with the states at its cuts.
 
     Attributes:
-        run: The number of the run of layers.
+        run: The number of the run of layers that ends with it.
         enters: State before the layer.
         leaves: State after it.
     """
@@ -234,7 +235,8 @@ class _Chosen(NamedTuple):
     """The cheapest chains of runs.
 
     Attributes:
-        steps: All their layers, each once, after those before it in its chain.
+        steps: The layers of all chains, each after the one before it; a beginning that chains share
+            stands there once.
         ends: For each run its last state; -1 if it does not matter or has no chain.
     """
 
@@ -252,7 +254,7 @@ def _chosen(links: Sequence[_Link[ConditionedLayer]], matters: Bools) -> _Chosen
     for run, (chain, link) in enumerate(zip(chains, links, strict=True)):
         cost_s, leaves = _ended(chain, link.layer) if matters[run] else (math.inf, -1)
         ends.append(leaves if cost_s < math.inf else -1)
-        # From the end back to what another chain begins with, too.
+        # Back from the end, until a step that an earlier chain has.
         at, new = (run, ends[-1]), list[_Step]()
         while min(at) >= 0 and at not in steps:
             new.append(_Step(at[0], int(chains[at[0]].enters[at[1]]), at[1]))

@@ -44,13 +44,15 @@ def least_of_largest(cost: Floats, parts: int) -> float:
     return float(best[-1, -1])
 
 
-def least_sum(whole: Floats, part: Floats, times: Floats) -> float:
+def least_sum(cost: Floats, extra: Floats, factors: Floats) -> float:
     """Return the least sum of the costs of the runs of a cut; infinite if there is no cut.
 
+    The k-th run of a cut costs cost + factors[k] * extra.
+
     Args:
-        whole: Cost of each run, (first layer, last layer); infinite without a plan.
-        part: A second cost of each run.
-        times: For each place in the row of runs, how many of the second costs a run has there.
+        cost: Of each run, (first layer, last layer); infinite without a plan.
+        extra: Of each run.
+        factors: For each run of a cut.
     """
-    best, _ = cut_costs(whole, part, times, adds=True)
+    best, _ = cut_costs(cost, extra, factors, adds=True)
     return float(best[-1, -1])

@@ -9,20 +9,22 @@ from meshwise.kernels.compiler import light_kernel
 
 
 @light_kernel
-def cut_costs(whole: Floats, part: Floats, times: Floats, adds: bool) -> tuple[Floats, Ints]:
-    """Return the least cost of the first runs, up to each layer, and where the last one starts.
+def cut_costs(cost: Floats, extra: Floats, factors: Floats, adds: bool) -> tuple[Floats, Ints]:
+    """Return the least cost of the layers up to each, cut into each number of runs.
+
+    The k-th run of a cut costs cost + factors[k] * extra.
 
     Args:
-        whole: Cost of each run of layers, (first, last); infinite without a plan.
-        part: A second cost of each run.
-        times: For each place in the row of runs, how many of the second costs a run has there.
-        adds: Whether the costs of runs add up; else the largest counts.
+        cost: Of each run of layers, (first, last); infinite without a plan.
+        extra: Of each run of layers.
+        factors: For each run of a cut.
+        adds: Whether the costs of the runs of a cut add up; else the largest counts.
 
     Returns:
         Two arrays over (number of runs, end of the last one): the least cost, infinite if there is
-        no such cut, and the first layer of the last run, the lowest of those that cost as little.
+        no such cut, and the first layer of the last run, on a tie the lowest.
     """
-    count, parts = len(whole), len(times)
+    count, parts = len(cost), len(factors)
     best = np.full((parts + 1, count + 1), np.inf)
     start = np.zeros((parts + 1, count + 1), np.int64)
     best[0, 0] = 0.0
@@ -32,11 +34,11 @@ def cut_costs(whole: Floats, part: Floats, times: Floats, adds: bool) -> tuple[F
             if before == np.inf:
                 continue
             for j in range(i, count):
-                if whole[i, j] == np.inf:
+                if cost[i, j] == np.inf:
                     continue
-                cost = whole[i, j] + times[k] * part[i, j]
-                cost = before + cost if adds else max(before, cost)
-                if cost < best[k + 1, j + 1]:
-                    best[k + 1, j + 1] = cost
+                more = cost[i, j] + factors[k] * extra[i, j]
+                found = before + more if adds else max(before, more)
+                if found < best[k + 1, j + 1]:
+                    best[k + 1, j + 1] = found
                     start[k + 1, j + 1] = i
     return best, start
