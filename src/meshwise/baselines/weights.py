@@ -29,9 +29,9 @@ def common_loops(tensors: list[frozenset[int]]) -> frozenset[int]:
 def head_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Return the loops of an operator that run over heads.
 
-    Of a product without a weight: those over all its tensors.  Of attention as one operator: those
-    over both keys and values, the sequence apart, for a mask need not have heads.  A product with a
-    weight has none.
+    In a product without a weight they run over all its tensors.  In attention as one operator they
+    run over both keys and values, and are not the sequence: a mask need not have heads.  A product
+    with a weight has none.
 
     Args:
         op: The operator.
@@ -39,8 +39,8 @@ def head_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """
     ring = op.rule.ring
     if ring is not None:
-        round_tensors = [_loops_of(op.rule.operands[k]) for k in ring.operands]
-        return common_loops(round_tensors) - rows - {ring.loop, ring.rows}
+        moving = [_loops_of(op.rule.operands[k]) for k in ring.operands]
+        return common_loops(moving) - rows - {ring.loop, ring.rows}
     tensors = tensors_of(op)
     has_weight = not all(loops & rows for loops in tensors)
     return frozenset() if has_weight else common_loops(tensors) - rows
@@ -49,10 +49,10 @@ def head_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
 def tensor_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Return the loops along which tensor parallelism splits an operator.
 
-    With a weight (or its gradient): the loops of the weight.  Of a product without one, as in
-    attention: those over heads; of attention as one operator these alone.  Of others, and where
-    there are no heads: all but those over the batch, as the vocabulary where the logits of labels
-    are picked.
+    A product with a weight, or with its gradient, is split along the loops of the weight, and a
+    product without one, as in attention, along heads.  Attention as one operator is split along
+    heads only.  Others, and products without heads, are split along all loops but those over the
+    batch, as along the vocabulary where the logits of labels are picked.
 
     Args:
         op: The operator.

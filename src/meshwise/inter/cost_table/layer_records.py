@@ -33,8 +33,7 @@ class LayerRecords:
         """Begin without any record.
 
         Args:
-            files: Where records are kept; None: only in memory, while this
-                object lives.
+            files: Where records are kept; None: only in memory.
             computed_by: What computes the facts: sources, NumPy, machine; part of each key.
         """
         self._files, self._computed_by = files, computed_by

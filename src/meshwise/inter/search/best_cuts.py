@@ -13,7 +13,7 @@ def best_cuts(cost: Floats, parts: int) -> Ranges | None:
     """Layers cut into runs: the slowest as fast as can be, then as equal as can be.
 
     Args:
-        cost: Of each run, (first layer, last layer); infinite without a plan.
+        cost: The cost of each run, (first layer, last layer); infinite without a plan.
         parts: Number of runs.
 
     Returns:
@@ -37,7 +37,7 @@ def least_of_largest(cost: Floats, parts: int) -> float:
     """Return the least cost of the most expensive run of a cut; infinite if there is no cut.
 
     Args:
-        cost: Of each run, (first layer, last layer); infinite without a plan.
+        cost: The cost of each run, (first layer, last layer); infinite without a plan.
         parts: Number of runs.
     """
     best, _ = cut_costs(cost, cost, np.zeros(parts), adds=False)
@@ -50,9 +50,9 @@ def least_sum(cost: Floats, extra: Floats, factors: Floats) -> float:
     The k-th run of a cut costs cost + factors[k] * extra.
 
     Args:
-        cost: Of each run, (first layer, last layer); infinite without a plan.
-        extra: Of each run.
-        factors: For each run of a cut.
+        cost: The cost of each run, (first layer, last layer); infinite without a plan.
+        extra: A second cost of each run.
+        factors: The factor of the second cost for each run of a cut.
     """
     best, _ = cut_costs(cost, extra, factors, adds=True)
     return float(best[-1, -1])

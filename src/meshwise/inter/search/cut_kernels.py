@@ -10,14 +10,14 @@ from meshwise.kernels.compiler import light_kernel
 
 @light_kernel
 def cut_costs(cost: Floats, extra: Floats, factors: Floats, adds: bool) -> tuple[Floats, Ints]:
-    """Return the least cost of the layers up to each, cut into each number of runs.
+    """Return the least cost of a cut into runs, for each number of runs and each last layer.
 
     The k-th run of a cut costs cost + factors[k] * extra.
 
     Args:
-        cost: Of each run of layers, (first, last); infinite without a plan.
-        extra: Of each run of layers.
-        factors: For each run of a cut.
+        cost: The cost of each run of layers, (first, last); infinite without a plan.
+        extra: A second cost of each run of layers.
+        factors: The factor of the second cost for each run of a cut.
         adds: Whether the costs of the runs of a cut add up; else the largest counts.
 
     Returns:

@@ -98,7 +98,7 @@ def check_stages(cluster: ClusterSpec, options: SearchOptions, num_layers: int) 
 
 
 def _has_one_stage(problem: StageProblem, num_stages: int | None) -> bool:
-    """Return whether one stage of all layers on all devices is a solution, so that there is one."""
+    """Return whether one stage of all layers on all devices is a solution."""
     kinds = [m.num_devices == problem.num_devices for m in problem.costs.submeshes]
     schedule = problem.schedule
     is_allowed = (
