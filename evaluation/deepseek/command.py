@@ -63,4 +63,4 @@ def _lines(title: str, plan: Plan) -> Iterator[str]:
     for mesh, once_s in zip(plan.mesh_of_stage, exchange_s(plan), strict=True):
         of_mesh[mesh] += once_s * plan.num_microbatches
     longest = seconds_text(max(of_mesh))
-    yield f"  {bytes_text(plan.peak_bytes)} a device, all-to-alls of {longest} on a mesh"
+    yield f"  {bytes_text(plan.peak_bytes)} a device, exchanges of {longest} on a mesh"

@@ -97,6 +97,10 @@ def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, numbers[..., None], axis=1)
 
 
+# In what the model's tokens go to their experts and back, as plans name the place of a collective.
+EXCHANGING = (PlacedExperts.__name__, _rows.__name__)
+
+
 class KernelAttention(nn.Module):
     """Causal grouped-query attention by cuDNN's kernel."""
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from evaluation.deepseek.model import BATCH, deepseek_config, deepseek_step
+from evaluation.deepseek.model import BATCH, EXCHANGING, deepseek_config, deepseek_step
 from evaluation.steps import SIGNATURE
 from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.cluster.collectives import ALL_TO_ALL
@@ -96,17 +96,18 @@ class Published:
 
 
 def exchange_s(plan: Plan) -> list[float]:
-    """Return for each stage the seconds of all-to-alls of one micro-batch."""
+    """Return for each stage the seconds in which experts exchange tokens of one micro-batch."""
     found = [0.0] * len(plan.stages)
     for item in plan.collectives:
-        if item.kind == ALL_TO_ALL and item.count >= plan.num_microbatches:
+        of_experts = any(f"({name}" in item.where for name in EXCHANGING)
+        if of_experts and item.kind == ALL_TO_ALL and item.count >= plan.num_microbatches:
             once_s = collective_s(item, plan.stages[item.stage].mesh)
             found[item.stage] += once_s * item.count / plan.num_microbatches
     return found
 
 
 def with_exchanges(plan: Plan, share: float) -> float:
-    """Return the simulated seconds of a step whose all-to-alls take less.
+    """Return the simulated seconds of a step in which experts exchange tokens in less time.
 
     Args:
         plan: The plan.

@@ -74,3 +74,9 @@ def test_exchanges_are_what_a_step_takes_less(plan) -> None:
     assert steps[0] == pytest.approx(plan.step_time_s, rel=1e-9)
     assert steps[0] > steps[1] > steps[2] > 0
     assert steps[0] - steps[2] >= 0.99 * plan.num_microbatches * max(exchange_s(plan))
+
+
+def test_exchanges_of_others_than_experts_stay(plan) -> None:
+    others = tuple(replace(item, where="dot_general at layers.py:1") for item in plan.collectives)
+    assert any(exchange_s(plan))
+    assert not any(exchange_s(replace(plan, collectives=others)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 
 import meshwise as mw
 from meshwise.plan.plan import Plan
+from meshwise.planner.long_attention import has_long_attention
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.request.pipeline_request import PipelineRequest
+from meshwise.request.placement import Placement
 from meshwise.schedules.registry import named
 from meshwise.trace.attention.replace import with_attention
+from meshwise.trace.layers.equations import inlined
 from meshwise.trace.step import StepSignature
 
 FEATURES = 32
@@ -113,9 +117,102 @@ def test_under_a_causal_mask_a_ring_leaves_half_of_the_scores_out() -> None:
 
 
 def test_where_the_batch_suffices_it_is_split_and_the_step_stays_as_it_is() -> None:
-    plan = _plan(SLOW, 8, 4096, 2)
+    plan = _plan(SLOW, 8, 1024, 2)
     assert not plan.joins_attention
     assert {c.kind for c in plan.collectives if c.num_bytes >= 2**20} == set()
+
+
+def test_where_scores_take_much_of_a_step_attention_is_one_operator_with_any_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method, asked = mw.IntraOp(), _shapes(8, 4096, 2)
+
+    def planned() -> Plan:
+        step = mw.parallelize(_step(2), batch_argnums=(1,), method=method, cluster=FAST)
+        return step.plan(*asked)
+
+    with_it = planned()
+    monkeypatch.setattr("meshwise.planner.step.has_long_attention", lambda *_: False)
+    without = planned()
+    assert with_it.joins_attention
+    assert not without.joins_attention
+    assert with_it.step_time_s < without.step_time_s
+
+
+def test_a_pipeline_has_attention_as_one_operator_where_scores_take_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    request = PipelineRequest(cluster=FAST, num_microbatches=(1,), schedules=named("1f1b"))
+
+    def planned(told: list[str]) -> Plan:
+        asked = {}, signature, request, told.append
+        return plan_pipeline(_step(2), _shapes(8, 4096, 2), *asked).plan
+
+    told: list[str] = []
+    with_it = planned(told)
+    monkeypatch.setattr("meshwise.planner.pipeline.layers_have_long_attention", lambda *_: False)
+    without = planned([])
+    assert told.index("with attention as one operator") < told.index(
+        "with attention as it is written"
+    )
+    assert with_it.joins_attention
+    assert not without.joins_attention
+    assert with_it.step_time_s < without.step_time_s
+
+
+@pytest.mark.parametrize(("first", "then"), [(4096, 1024), (1024, 4096)])
+def test_for_other_shapes_a_pipeline_has_attention_as_where_its_state_stays(
+    first: int, then: int
+) -> None:
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    request = PipelineRequest(
+        cluster=FAST, num_microbatches=(2,), num_stages=2, schedules=named("1f1b")
+    )
+
+    def planned(length: int, asked: PipelineRequest) -> Plan:
+        return plan_pipeline(_step(2), _shapes(16, length, 2), {}, signature, asked).plan
+
+    plan = planned(first, request)
+    state = frozenset(item.name for stage in plan.stages for item in stage.arguments)
+    placement = Placement(plan=plan, state=state)
+    other = planned(then, replace(request, placement=placement))
+    assert plan.joins_attention == other.joins_attention == (first > 1024)
+    assert other.cuts == plan.cuts
+
+
+def test_where_attention_as_one_operator_has_no_micro_batches_the_step_is_planned_as_it_is() -> (
+    None
+):
+    """Queries are the rows of the batch: a blocked operator needs them all."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            scores = (x @ weights["k"].T).astype(jnp.float32)
+            mixed = jax.nn.softmax(scores, axis=-1) @ weights["v"]
+            return jnp.mean((mixed - x) ** 2)
+
+        value, gradient = mw.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, gradient), value
+
+    keys = jax.ShapeDtypeStruct((4096, FEATURES), jnp.float32)
+    planned = mw.parallelize(
+        step, batch_argnums=(1,), method=mw.IntraOp((8,)), cluster=FAST, num_microbatches=2
+    )
+    assert not planned.plan({"k": keys, "v": keys}, keys).joins_attention
+
+
+@pytest.mark.parametrize(("rows", "share"), [(1025, 0.2), (1025, 0.05), (1024, 0.2)])
+def test_scores_take_much_of_a_step_if_they_take_a_tenth_and_are_longer_than_a_chunk(
+    rows: int, share: float
+) -> None:
+    x = jax.ShapeDtypeStruct((1, rows, 1, FEATURES), jnp.bfloat16)
+    step = inlined(jax.make_jaxpr(jax.nn.dot_product_attention)(x, x, x)).jaxpr
+    device = FAST.device
+    scores_s = 20 * rows**2 / device.memory_bytes_per_s
+    rate = max(rate for _, rate in device.flop_per_s)
+    flop = scores_s * (1 / share - 1) * rate
+    assert has_long_attention(step, flop, device) == (rows > 1024 and share > 0.1)
 
 
 def test_attention_is_not_looked_for_where_the_batch_suffices(

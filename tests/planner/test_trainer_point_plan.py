@@ -12,6 +12,7 @@ from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
+from meshwise.planner import pipeline, trainer_plan
 from meshwise.planner.pipeline import layering_of, plan_pipeline, search_options
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.trainer_plan import in_blocks, trainer_answer
@@ -80,12 +81,27 @@ MORE = replace(ONE, cluster=mw.Cluster.virtual("1x p3.16xlarge"), num_stages=Non
 
 @pytest.fixture(scope="module")
 def written() -> PlannedPipeline:
-    """With as many rows as devices the free plan is as written; it is said to be slow."""
+    """A free plan of attention as it is written, with a row for each device, said to be slow."""
     sizes = {"hidden": 128, "num_heads": 2, "num_layers": 1, "seq_len": 4096, "vocab_size": 64}
     step, *args = model_step(gpt_config("tiny", **sizes), 2).abstract
-    found = slow(plan_pipeline(step, tuple(args), {}, SIGNATURE, ONE))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "layers_have_long_attention", lambda *_: False)
+        found = slow(plan_pipeline(step, tuple(args), {}, SIGNATURE, ONE))
     assert not found.plan.joins_attention
     return found
+
+
+def test_of_enough_rows_attention_is_one_operator_where_scores_take_much(
+    written: PlannedPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    answer = trainer_answer(TRAINERS["megatron"], written, ONE, told.append)
+    assert "megatron: with attention as one operator" in told
+    assert answer.plan.joins_attention
+    monkeypatch.setattr(trainer_plan, "layers_have_long_attention", lambda *_: False)
+    other = trainer_answer(TRAINERS["megatron"], written, ONE, told.append)
+    assert not other.plan.joins_attention
+    assert answer.best.timeline.step_time_s < other.best.timeline.step_time_s
 
 
 def test_where_nothing_fits_the_form_that_needs_least_is_named(written: PlannedPipeline) -> None:

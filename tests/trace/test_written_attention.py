@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import meshwise as mw
-from meshwise.trace.attention.written_out import WrittenAttention, written_attention
+from meshwise.trace.attention.written_out import WrittenAttention, num_scores, written_attention
 from meshwise.trace.layers.equations import inlined
 
 B, S, H, D = 2, 24, 3, 8
@@ -85,3 +85,20 @@ def test_functions_of_scores_are_told() -> None:
 
 def test_two_products_without_softmax_are_no_attention() -> None:
     assert found_in(without_softmax, *arrays(jnp.float32)) == []
+
+
+@pytest.mark.parametrize(
+    ("fun", "times"), [(attention, 1), (mw.value_and_grad(loss), 1), (in_a_loop, 3)]
+)
+def test_scores_of_long_rows_are_counted(fun: Callable[..., Any], times: int) -> None:
+    flat = inlined(jax.make_jaxpr(fun)(*arrays(jnp.float32))).jaxpr
+    assert num_scores(flat, S) == times * B * H * S * S
+    assert num_scores(flat, S + 1) == 0
+
+
+def test_equal_attention_is_counted_as_often_as_it_is_there() -> None:
+    def twice(q: Any, k: Any, v: Any) -> jax.Array:
+        return attention(attention(q, k, v), k, v)
+
+    flat = inlined(jax.make_jaxpr(twice)(*arrays(jnp.float32))).jaxpr
+    assert num_scores(flat, 1) == 2 * B * H * S * S

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshwise.baselines.methods import plan_baseline
 from meshwise.baselines.search import FoundOnMesh, MeshPlace, Search, flat_shapes
-from meshwise.cluster.mesh import LogicalMesh
+from meshwise.cluster.mesh import DeviceSpec, LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
-from meshwise.errors import InfeasibleError, PinError, PlanError
+from meshwise.errors import InfeasibleError, MeshwiseError, PinError, PlanError
+from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import Strategy
 from meshwise.intra.evaluators import Evaluators
@@ -49,8 +51,6 @@ from meshwise.trace.padding.choose import padded_dims, with_padding
 from meshwise.trace.step import TracedStep
 
 TraceFn = Callable[[int, int], TracedStep]
-# The same with each attention as one operator; None where none is found.
-AttentionFn = Callable[[int, int], TracedStep | None]
 
 # A mesh of three axes has every plan of its two-axis views and takes ten times as long to plan:
 # only when its shape is given.
@@ -79,21 +79,32 @@ class Forced:
 NOTHING_FORCED = Forced()
 
 
-def _no_attention(num_microbatches: int, num_devices: int) -> TracedStep | None:
-    """Return None: attention is not looked for."""
-    del num_microbatches, num_devices
-    return None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedAttention:
+    """A step with each attention as one operator.
+
+    Attributes:
+        trace: Traces it for a number of micro-batches and of devices; None where none is found.
+        is_long: Tells of the graph of the step as it is and of a device whether scores take so much
+            of the step that this form is tried in any case.
+    """
+
+    trace: Callable[[int, int], TracedStep | None]
+    is_long: Callable[[Graph, DeviceSpec], bool]
+
+
+_NOT_LOOKED_FOR = JoinedAttention(trace=lambda *_: None, is_long=lambda *_: False)
 
 
 def make_plan(
-    trace: TraceFn, request: PlanRequest, attended: AttentionFn = _no_attention
+    trace: TraceFn, request: PlanRequest, attended: JoinedAttention = _NOT_LOOKED_FOR
 ) -> tuple[TracedStep, Plan]:
     """Trace a step and plan it.
 
     Args:
         trace: Traces the step for a number of micro-batches and of devices.
         request: What is asked.
-        attended: Does the same with each attention as one operator.
+        attended: The step with each attention as one operator.
 
     Returns:
         The traced step and its plan, verified.
@@ -167,7 +178,7 @@ def _rest(peaks: Sequence[tuple[int, int]]) -> float:
 
 def _plan_after(
     trace: TraceFn,
-    attended: AttentionFn,
+    attended: JoinedAttention,
     request: PlanRequest,
     followed: Plan,
     num_microbatches: int,
@@ -176,7 +187,9 @@ def _plan_after(
     """Plan a step on the mesh of the step that it follows, and with attention as it has it."""
     assert not offload
     mesh = followed.mesh
-    joined = attended(num_microbatches, mesh.num_devices) if followed.joins_attention else None
+    joined = (
+        attended.trace(num_microbatches, mesh.num_devices) if followed.joins_attention else None
+    )
     step = trace(num_microbatches, mesh.num_devices) if joined is None else joined
     limit = request.memory_bytes
     memory = mesh.device.memory_bytes if limit is None else limit
@@ -192,10 +205,10 @@ def _more_microbatches(trace: TraceFn, num_devices: int, count: int) -> int | No
 
 
 def _replay(
-    trace: TraceFn, attended: AttentionFn, plan: Plan, memory_bytes: int | None
+    trace: TraceFn, attended: JoinedAttention, plan: Plan, memory_bytes: int | None
 ) -> tuple[TracedStep, Plan]:
     asked = (plan.num_microbatches, plan.mesh.num_devices)
-    found = attended(*asked) if plan.joins_attention else None
+    found = attended.trace(*asked) if plan.joins_attention else None
     whole = trace(*asked) if found is None else found
     try:
         step = with_padding(whole, plan.padding.dims)
@@ -212,7 +225,7 @@ def _replay(
 
 def _plan_for(
     trace: TraceFn,
-    attended: AttentionFn,
+    attended: JoinedAttention,
     request: PlanRequest,
     cluster: ClusterSpec,
     num_microbatches: int,
@@ -224,7 +237,7 @@ def _plan_for(
 
 def _best_plan(
     trace: TraceFn,
-    attended: AttentionFn,
+    attended: JoinedAttention,
     request: PlanRequest,
     cluster: ClusterSpec,
     num_microbatches: int,
@@ -234,7 +247,8 @@ def _best_plan(
     """Return the plan on the mesh on which the step is fastest.
 
     Dims are padded, and keys of attention stay split, where that is faster.  Attention is one
-    operator also where memory limits the step as it is, and that is faster.
+    operator also where memory limits the step as it is, or scores take much of it, and that is
+    faster.
     """
     step = trace(num_microbatches, cluster.num_devices)
     check_rest_fits(step, cluster, request.memory_bytes, offload=offload)
@@ -265,21 +279,24 @@ def _best_plan(
         return FoundStep(step=step, plan=plan)
     search = Search(_flat_shapes(cluster), say)
     first = search.prepared([c.place for c in plain])
-    is_limited = not (first and first[0].fits)
-    is_wanted = is_limited or _may_need_rings(step, cluster.num_devices)
-    joined = attended(num_microbatches, cluster.num_devices) if is_wanted else None
-    if joined is not None:
+    joins_first = not (first and first[0].fits) or attended.is_long(step.graph, cluster.device)
+    is_wanted = joins_first or _may_need_rings(step, cluster.num_devices)
+    joins: list[_Candidate] = []
+    # The step is planned as it is where it cannot be planned so.
+    with suppress(MeshwiseError):
+        joined = attended.trace(num_microbatches, cluster.num_devices) if is_wanted else None
+        joins = [] if joined is None else candidates(joined)
+    if joins:
         say(f"B={num_microbatches}: the same with attention as one operator, too")
-    joins = [] if joined is None else candidates(joined)
-    tried = [*plain, *joins, *padded] if is_limited else [*plain, *padded, *joins]
-    if is_limited:
+    tried = [*plain, *joins, *padded] if joins_first else [*plain, *padded, *joins]
+    if joins_first:
         # It holds less: a cheap plan may fit, and the others are then soon known to cost more.
         search.over([c.place for c in joins])
     search.run(first)
     unpadded = search.best
     search.over([c.place for c in padded])
     found = None if search.best is None else search.found()
-    if joins and not is_limited:
+    if joins and not joins_first:
         search.over([c.place for c in joins])
         better = search.found()
         found = better if _has_ring(tried[better.place], better) else found
@@ -287,7 +304,7 @@ def _best_plan(
     best = tried[found.place]
     is_joined = any(best is candidate for candidate in joins)
     where = _where(meshes, has_padding=bool(dims))
-    if is_joined or (joins and is_limited):
+    if is_joined or (joins and joins_first):
         where = f"{where}, with attention as one operator or not"
     plan = _padded(
         best.finished(found.result, request, where),

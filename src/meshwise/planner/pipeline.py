@@ -27,6 +27,7 @@ from meshwise.plan.counts.walk import has_ring
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.attention_hint import with_attention_hint
 from meshwise.planner.layers_offload import checked_hosts, layers_offload, offloadable_bytes
+from meshwise.planner.long_attention import layers_have_long_attention
 from meshwise.planner.memory_share import smaller_request, whole_plan
 from meshwise.planner.mesh_plan import replicated_warnings
 from meshwise.planner.offload import ALL_IN_HOST, possible_offload
@@ -328,12 +329,32 @@ def _fastest(
     pins: Sequence[PipelinePin],
     searched: _Searched,
 ) -> PlannedPipeline:
-    """Return the fastest pipeline; where nothing fits, of what holds less.
+    """Return the fastest pipeline.  Where state is to stay, attention is as it is in its plan.
+
+    Raises:
+        InfeasibleError: nothing fits.
+    """
+    if request.placement is not None and request.placement.plan.joins_attention:
+        step = with_attention(opened)
+        if step is not None:
+            return _joined(_fastest_form(step, request, report, pins, searched))
+    return _fastest_form(opened, request, report, pins, searched)
+
+
+def _fastest_form(
+    opened: OpenStep,
+    request: PipelineRequest,
+    report: Callable[[str], object],
+    pins: Sequence[PipelinePin],
+    searched: _Searched,
+) -> PlannedPipeline:
+    """Return the fastest pipeline of a step; where nothing fits, of what holds less.
 
     Larger layers hold less where the backward pass computes all again from what enters a layer.
     Attention as one operator, whose keys may go round, holds less; so does state in the memory of
     hosts.  They are tried in this order where nothing else fits.  Attention is tried first of all
-    where the batch has fewer rows than there are devices: else rows are the better thing to split.
+    where its scores take much of the step, and where the batch has fewer rows than there are
+    devices: else rows are the better thing to split.
     Only where all that fails does the error say what would help.
 
     Args:
@@ -351,7 +372,7 @@ def _fastest(
 
     @cache
     def joined() -> _CutStep | None:
-        step = with_attention(opened)
+        step = with_attention(opened) if request.placement is None else None
         if step is None:
             return None
         report("with attention as one operator")
@@ -368,13 +389,12 @@ def _fastest(
                     return found if step is plain else _joined(found)
         return None
 
-    rows = [opened.in_avals[i].shape[dim] for i, dim in opened.batch_dims.items()]
-    ring = _ring(joined, searched) if min(rows) < request.cluster.num_devices else None
-    if ring is not None:
+    first = _first(plain, joined, searched, request.cluster)
+    if first is not None:
         report("with attention as it is written")
         with suppress(InfeasibleError):
-            return searched(plain, bool(plain.offload), never, ring)
-        return ring
+            return searched(plain, bool(plain.offload), never, first)
+        return first
     try:
         return searched(
             plain, bool(plain.offload), lambda: joined() is None and offloaded() is None
@@ -412,15 +432,24 @@ def _in_less_memory(
         return other
 
 
-def _ring(joined: Callable[[], _CutStep | None], searched: _Searched) -> PlannedPipeline | None:
-    """Return a pipeline in which keys go round; None if there is none or the fastest is another.
+def _first(
+    plain: _CutStep,
+    joined: Callable[[], _CutStep | None],
+    searched: _Searched,
+    cluster: ClusterSpec,
+) -> PlannedPipeline | None:
+    """Return a pipeline with attention as one operator, where that is to be tried first of all.
 
-    The search with attention as it is written raises the errors in what was asked.
+    Where it is tried only because rows are few, keys must go round in it.  The search with
+    attention as it is written raises the errors in what was asked.
     """
+    is_long = layers_have_long_attention(plain.layers, plain.options.step_flop, cluster)
+    if not is_long and plain.layers.batch_size >= cluster.num_devices:
+        return None
     with suppress(MeshwiseError):
         step = joined()
         found = None if step is None else searched(step, bool(step.offload), never)
-        if found is not None and _has_ring(found):
+        if found is not None and (is_long or _has_ring(found)):
             return _joined(found)
     return None
 

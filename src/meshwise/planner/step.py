@@ -10,15 +10,20 @@ from typing import Any, Protocol
 
 import jax
 
+from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import InfeasibleError, PinError, PlanError
+from meshwise.graph.graph import Graph
+from meshwise.jax_compat.jaxprs import FlatJaxpr
+from meshwise.plan.counts.flop import step_flop
 from meshwise.plan.fits import check_state_fits
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
 from meshwise.planner.attention_hint import with_attention_hint
 from meshwise.planner.followed_stages import followed_stages
 from meshwise.planner.kept_records import kept_records
+from meshwise.planner.long_attention import has_long_attention
 from meshwise.planner.offload import asked_offload
-from meshwise.planner.one_mesh import make_plan
+from meshwise.planner.one_mesh import JoinedAttention, make_plan
 from meshwise.planner.pipeline import plan_pipeline
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.replay import replayed_pipeline
@@ -232,7 +237,14 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
         step = with_attention(opened())
         return None if step is None else traced(step, num_microbatches, num_devices)
 
-    step, plan = make_plan(trace, request, attended)
+    @cache
+    def flat() -> FlatJaxpr:
+        return inlined(opened().closed).jaxpr
+
+    def is_long(graph: Graph, device: DeviceSpec) -> bool:
+        return has_long_attention(flat(), step_flop(graph), device)
+
+    step, plan = make_plan(trace, request, JoinedAttention(trace=attended, is_long=is_long))
     if not isinstance(request.method, Replay):
-        plan = with_attention_hint(plan, lambda: inlined(opened().closed).jaxpr, step.graph)
+        plan = with_attention_hint(plan, flat, step.graph)
     return PlannedProgram(traced=step, plan=plan)

@@ -12,6 +12,7 @@ from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.planner.long_attention import layers_have_long_attention
 from meshwise.planner.pipeline import layering_of, search_options
 from meshwise.planner.planned_pipeline import PlannedPipeline
 from meshwise.planner.trainer_point_plan import PointPlanner
@@ -33,7 +34,8 @@ def trainer_answer(
 ) -> TrainerAnswer:
     """Return the fastest point of a trainer for a step, beside its free plan.
 
-    Where the batch has fewer rows than there are devices, rings of attention are tried too.
+    Where the batch has fewer rows than there are devices, or scores of attention take much of the
+    step, attention is tried as one operator too.
     Where the point is the faster one, it is planned as ours; if that plan is faster than the free
     plan, it becomes the free plan.
 
@@ -80,11 +82,14 @@ class _Form(NamedTuple):
 def _joined_blocks(planned: PlannedPipeline, request: PipelineRequest) -> Layering | None:
     """Return the blocks of the step with attention as one operator, whose keys may go round.
 
-    None if it is one operator in the free plan, if the batch has a row for each device, if no
-    attention is found, or if the step cannot be cut so.
+    None if it is one operator in the free plan, if the batch has a row for each device and scores
+    take little of the step, if no attention is found, or if the step cannot be cut so.
     """
-    has_rows = planned.layers.batch_size >= request.cluster.num_devices
-    if has_rows or planned.plan.joins_attention:
+    layers, cluster = planned.layers, request.cluster
+    if planned.plan.joins_attention:
+        return None
+    is_long = layers_have_long_attention(layers, planned.plan.step_flop, cluster)
+    if not is_long and layers.batch_size >= cluster.num_devices:
         return None
     with suppress(MeshwiseError):
         joined = with_attention(planned.user)

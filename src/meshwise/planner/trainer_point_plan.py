@@ -8,16 +8,23 @@ are free.  Stages may have three axes, which the free search does not try.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from meshwise.baselines.pipelines.even_stages import stage_kind
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError
 from meshwise.inter.cost_table.variant_costs import VariantCosts
-from meshwise.inter.search.chunked_pipeline import Shape, chunked_pipeline, memory_bytes
+from meshwise.inter.search.chunked_pipeline import (
+    ChunkedPipeline,
+    Shape,
+    chunked_pipeline,
+    memory_bytes,
+)
 from meshwise.inter.search.finishing import finished
+from meshwise.inter.search.price_of_memory import fitting
 from meshwise.inter.search.search import stage_decisions
-from meshwise.inter.search.search_space import DEAREST, PRICES, SearchOptions, guessed_s, priced_way
+from meshwise.inter.search.search_space import SearchOptions, guessed_s, priced_way
 from meshwise.intra.options import IntraOptions
 from meshwise.pieces.piece import PieceGraph
 from meshwise.planner.planned_pipeline import PlannedPipeline
@@ -27,6 +34,10 @@ from meshwise.trainers.layer_axes import LayerAxes
 from meshwise.trainers.point import TrainerPoint
 from meshwise.trainers.sizes import Sizes
 from meshwise.trainers.trainer import Trainer
+
+# How often a pipeline that has no room for what the search does not count is planned, each time
+# with so much less memory.
+_TRIES, _LESS = 3, 0.95
 
 
 class _TrainerCosts(VariantCosts):
@@ -81,11 +92,17 @@ class PointPlanner:
         )
         mesh = self.trainer.mesh(point, kind)
         second = guessed_s([kind], self.cluster, options)
-        for price in (*PRICES, DEAREST):
+
+        @cache
+        def planned(price: float) -> ChunkedPipeline | None:
             way = priced_way(kind, mesh, point.remat, price, options, second)
-            made = chunked_pipeline(shape, way, costs)
-            if made is None or made.peak_bytes > memory_bytes(kind, options):
-                continue
+            return chunked_pipeline(shape, way, costs)
+
+        room = float(memory_bytes(kind, options))
+        for _ in range(_TRIES):
+            made = fitting(planned, room)
+            if made is None:
+                break
             space = f"plans of {self.trainer.title} with {point}"
             found = made.found(options, space, {point.num_microbatches: made.time.total_s})
             try:
@@ -102,6 +119,7 @@ class PointPlanner:
                     cuts=self.layers.ranges,
                 )
             except InfeasibleError:
+                room = made.peak_bytes * _LESS
                 continue
             plan = replace(plan, step_time_s=timeline.step_time_s, gap=0.0)
             decisions = stage_decisions(found, costs)

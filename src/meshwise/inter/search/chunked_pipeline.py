@@ -142,31 +142,25 @@ class ChunkedPipeline:
         )
 
 
-def chunked_pipeline(
-    shape: Shape, way: Variant, costs: VariantCosts, below_s: float = math.inf
-) -> ChunkedPipeline | None:
-    """Return the best cut into stages; None if some layer has no plan, or a step takes too long.
+def chunked_pipeline(shape: Shape, way: Variant, costs: VariantCosts) -> ChunkedPipeline | None:
+    """Return the best cut into stages; None if some layer has no plan.
 
     Args:
         shape: Meshes, micro-batches, schedule.
         way: How layers are planned.
         costs: Plans layers.
-        below_s: Seconds of a step that is to be beaten.
     """
     found = _best_cuts(way, shape.num_microbatches, shape.num_stages, costs)
     if found is None:
         return None
     cuts, runs = found
-    least_s = _least_s(shape, cuts, runs)
-    if least_s >= below_s:
-        return None
     return ChunkedPipeline(
         shape=shape,
         way=way,
         runs=runs,
         cuts=cuts,
         time=_closed_form(shape, cuts, runs, costs.source),
-        least_s=least_s,
+        least_s=_least_s(shape, cuts, runs),
         peak_bytes=_peak_bytes(shape, cuts, runs),
     )
 

@@ -23,7 +23,7 @@ from meshwise.cluster.spec import ClusterSpec
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
-from meshwise.inter.cost_table.variant import BoundsKey, Variant
+from meshwise.inter.cost_table.variant import BoundsKey
 from meshwise.inter.search.chunk_bounds import held_together, least_held_bytes, least_step_s
 from meshwise.inter.search.chunked_pipeline import (
     ChunkedPipeline,
@@ -33,9 +33,15 @@ from meshwise.inter.search.chunked_pipeline import (
 )
 from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
+from meshwise.inter.search.price_of_memory import fitting
 from meshwise.inter.search.run_needs import RunNeeds
 from meshwise.inter.search.search import FoundPipeline
-from meshwise.inter.search.search_space import SearchOptions, guessed_s, variants_of
+from meshwise.inter.search.search_space import (
+    SearchOptions,
+    guessed_s,
+    priced_way,
+    variants_of,
+)
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.plan.stage import Remat
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
@@ -156,9 +162,6 @@ class _Search:
     planned: list[ChunkedPipeline] = field(default_factory=list[ChunkedPipeline])
     _waiting: list[_Waiting] = field(init=False, default_factory=list[_Waiting])
     _numbers: Iterator[int] = field(init=False, default_factory=itertools.count)
-    _variants: dict[_Way, list[Variant]] = field(
-        init=False, default_factory=dict[_Way, list[Variant]]
-    )
     # Whose bounds serve a pipeline before it is looked at more closely.
     _rough: dict[_Way, BoundsKey] = field(init=False, default_factory=dict[_Way, BoundsKey])
 
@@ -197,14 +200,14 @@ class _Search:
         shapes = self._shapes()
         counts = sorted({count for _, _, count in shapes})
         num_layers = len(self.findings.costs.source.classes)
-        for kind, num_meshes, count in shapes:
-            second = guessed_s([kind], self.cluster, self.options)
-            for variant in variants_of(kind, self.options, second):
-                way = _Way(kind, num_meshes, count, variant.mesh, variant.remat)
-                self._variants.setdefault(way, []).append(variant)
-        self._rough = {way: self._rough_key(way, counts) for way in self._variants}
+        ways = dict.fromkeys(
+            _Way(kind, num_meshes, count, variant.mesh, variant.remat)
+            for kind, num_meshes, count in shapes
+            for variant in variants_of(kind, self.options, self._guessed_s(kind))
+        )
+        self._rough = {way: self._rough_key(way, counts) for way in ways}
         self.beside.bound(list(self._rough.values()), self.report)
-        for way in self._variants:
+        for way in ways:
             for schedule in _schedules(self.schedule, num_layers // way.num_meshes):
                 if self.options.num_stages in (None, way.num_meshes * schedule.chunks):
                     self._push(way, schedule)
@@ -252,10 +255,7 @@ class _Search:
         return next(known, bounds_of(count, counts))
 
     def _planned(self, way: _Way, schedule: PipelineSchedule) -> ChunkedPipeline | None:
-        """What is planned at one price of memory after the other, until something fits.
-
-        At a higher price it takes no less time.
-        """
+        """Return what fits at the least price of memory, else what holds the least, if anything."""
         kind, num_meshes, count = way.kind, way.num_meshes, way.num_microbatches
         shape = Shape(kind, num_meshes, count, self.cluster.num_hosts, schedule)
         sizes = "x".join(map(str, way.mesh.sizes))
@@ -263,16 +263,21 @@ class _Search:
             f"B={count}: {counted(shape.num_stages, 'stage')} on {counted(num_meshes, 'mesh')} as "
             f"{sizes}, remat {way.remat}"
         )
-        made: ChunkedPipeline | None = None
-        for variant in self._variants[way]:
-            again = chunked_pipeline(shape, variant, self.findings.costs, self.below_s())
-            if again is None:
-                break
-            made = again
-            self.planned.append(made)
-            if made.peak_bytes <= memory_bytes(kind, self.options):
-                break
-        return made
+        tried: list[ChunkedPipeline] = []
+
+        def planned(price: float) -> ChunkedPipeline | None:
+            second = self._guessed_s(kind)
+            variant = priced_way(kind, way.mesh, way.remat, price, self.options, second)
+            made = chunked_pipeline(shape, variant, self.findings.costs)
+            tried.extend([] if made is None else [made])
+            return made
+
+        fits = fitting(planned, memory_bytes(kind, self.options), self.below_s())
+        self.planned += tried
+        return fits or min(tried, key=lambda made: made.peak_bytes, default=None)
+
+    def _guessed_s(self, kind: SubmeshKind) -> float:
+        return guessed_s([kind], self.cluster, self.options)
 
     def _shapes(self) -> list[tuple[SubmeshKind, int, int]]:
         """Meshes that fill the cluster, how many they are, and numbers of micro-batches."""

@@ -45,7 +45,8 @@ class SearchOptions:
         transfers: How tensors pass between hosts from stage to stage, one of
             `cross_mesh.strategies.STRATEGIES`.
         remats: To choose from.
-        prices: Of memory, in steps for all that a device has.
+        prices: Of memory, in steps for all that a device has; for pipelines with one stage on each
+            mesh (others: `price_of_memory`).
         memory_bytes: Of a device; None for what the cluster has.
         reserved_share: Of that memory, left free for what the search does not know.
         use_all_devices: Whether every device must belong to a stage; None: where hosts are equal.

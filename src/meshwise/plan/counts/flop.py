@@ -43,6 +43,18 @@ def device_share(operator: Operator, strategy: Strategy, sizes: tuple[int, ...])
     return ring_share(operator.rule, strategy, sizes) / parts
 
 
+def step_flop(graph: Graph) -> float:
+    """FLOP of dense products and convolutions of a step on all devices, trip counts included."""
+    own = (operator.flop for operator in graph.operators if operator.heavy)
+    inner = (
+        part.trips * step_flop(body)
+        for operator in graph.operators
+        if operator.structure is not None
+        for part, body in zip(operator.structure.parts, operator.bodies, strict=True)
+    )
+    return math.fsum((*own, *inner))
+
+
 def device_flop(graph: Graph, decision: GraphDecision, mesh: LogicalMesh) -> float:
     """FLOP of dense products and convolutions of one device in a step, trip counts included."""
     return math.fsum(

@@ -20,6 +20,8 @@ from jax import Array, lax
 
 from meshwise.rules.attention.scores import KEY, Scores
 
+# With more keys scores are made chunk by chunk.
+MOST_KEYS = 1024
 # A chunk of less than one part in so many of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
 # With two devices the gradients have a first and a last turn, and no loop between them.
@@ -49,7 +51,7 @@ class Attention:
     weight_dtype: str
     result_dtype: str
     precision: tuple[Any, Any] = (None, None)
-    chunk: int = 1024
+    chunk: int = MOST_KEYS
 
     def chunk_of(self, num_keys: int) -> int:
         """Return the size of equal chunks of a block of keys; the block if it has no such parts."""

@@ -70,6 +70,12 @@ class Match:
         """All variables that it takes."""
         return [v for v, _ in (*self.operands, *self.others)]
 
+    @property
+    def num_keys(self) -> int:
+        """Keys of a row of scores."""
+        keys, order = self.operands[1]
+        return keys.aval.shape[order[-2]]
+
     def run(self, operands: Sequence[Array], others: Sequence[Array]) -> Array:
         """Return the result of the second product, by the operator.
 

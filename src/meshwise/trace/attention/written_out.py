@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -64,19 +65,51 @@ def written_attention(jaxpr: FlatJaxpr) -> Iterator[WrittenAttention]:
         jaxpr: The step; its calls were taken apart.
     """
     seen: set[tuple[str, str]] = set()
-    for match in all_attention(jaxpr, any_sum=True):
+    for found in _every(jaxpr, any_sum=True):
+        match = found.match
         scores = source_line(match.first.source_info), str(match.first.outvars[0].aval)
         if scores not in seen:
             seen.add(scores)
-            yield _described(match, jaxpr)
+            yield _described(match, found.jaxpr)
+
+
+def num_scores(jaxpr: FlatJaxpr, least_keys: int) -> int:
+    """Return how many scores the forward pass of a step writes out, of rows with so many keys.
+
+    Only attention counts whose sums are made in the type of its scores, as the operator makes them.
+
+    Args:
+        jaxpr: The step, or its forward pass; its calls were taken apart.
+        least_keys: Of the rows that count.
+    """
+    return sum(
+        found.times * math.prod(found.match.first.outvars[0].aval.shape)
+        for found in _every(jaxpr, any_sum=False)
+        if found.match.num_keys >= least_keys
+    )
+
+
+class _Found(NamedTuple):
+    """One attention, the jaxpr in which it stands, and how often that one runs."""
+
+    match: Match
+    jaxpr: FlatJaxpr
+    times: int
+
+
+def _every(jaxpr: FlatJaxpr, *, any_sum: bool, times: int = 1) -> Iterator[_Found]:
+    """Yield all attention of a jaxpr and of those in it, as `all_attention` does."""
+    for match in all_attention(jaxpr, any_sum=any_sum):
+        yield _Found(match, jaxpr, times)
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == LOSS:  # It has its loss twice.
             found = [eqn.params["loss"]]
         else:
             found = closed_bodies(eqn.params)
+        trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
         for body in found:
             if set(primitive_names(body.jaxpr)) >= NEEDED:
-                yield from written_attention(inlined(body).jaxpr)
+                yield from _every(inlined(body).jaxpr, any_sum=any_sum, times=times * trips)
 
 
 def primitive_names(jaxpr: FlatJaxpr) -> Iterator[str]:
@@ -101,12 +134,12 @@ def _described(match: Match, jaxpr: FlatJaxpr) -> WrittenAttention:
     ]
     # Queries are (batch ..., group ..., row, feature), keys and values (batch ..., key, feature).
     shapes = [[v.aval.shape[d] for d in order] for v, order in match.operands]
-    (*_, rows, features), (*_, keys, _), (*_, of_values) = shapes
+    (*_, rows, features), _, (*_, of_values) = shapes
     return WrittenAttention(
         where=source_line(match.first.source_info),
         lines=frozenset(source_line(eqn.source_info) for eqn in between),
         shape=tuple(scores.aval.shape),
-        rows_and_keys=(rows, keys),
+        rows_and_keys=(rows, match.num_keys),
         has_batch=match.attention.num_batch > 0,
         has_others=bool(match.others),
         dtype=str(scores.aval.dtype),
