@@ -97,7 +97,7 @@ def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, numbers[..., None], axis=1)
 
 
-# In what the model's tokens go to their experts and back, as plans name the place of a collective.
+# Functions that send tokens to experts and back, by their names in the places of collectives.
 EXCHANGING = (PlacedExperts.__name__, _rows.__name__)
 
 

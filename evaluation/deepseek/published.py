@@ -96,7 +96,7 @@ class Published:
 
 
 def exchange_s(plan: Plan) -> list[float]:
-    """Return for each stage the seconds in which experts exchange tokens of one micro-batch."""
+    """Return for each stage the seconds of exchanges with experts, for one micro-batch."""
     found = [0.0] * len(plan.stages)
     for item in plan.collectives:
         of_experts = any(f"({name}" in item.where for name in EXCHANGING)
@@ -107,11 +107,11 @@ def exchange_s(plan: Plan) -> list[float]:
 
 
 def with_exchanges(plan: Plan, share: float) -> float:
-    """Return the simulated seconds of a step in which experts exchange tokens in less time.
+    """Return the simulated seconds of a step in which exchanges with experts take less.
 
     Args:
         plan: The plan.
-        share: Of their seconds.
+        share: Part of their seconds that stays.
     """
     stages = tuple(
         _less(stage, (1 - share) * seconds)

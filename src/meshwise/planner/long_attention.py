@@ -1,7 +1,7 @@
-"""Whether scores that attention writes out take so much of a step that it may pay to have none.
+"""Whether reading and writing scores takes so much of a step that it is planned without them, too.
 
-Then the step is planned with attention as one operator, too, which keeps a chunk of them at a time,
-and in a ring does not compute those that a causal mask hides.
+Attention as one operator has only a chunk of scores in memory at a time.  In a ring it skips those
+that a causal mask hides.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from meshwise.rules.attention.blocks import MOST_KEYS
 from meshwise.trace.attention.written_out import num_scores
 from meshwise.trace.layers.layering import Layering
 
-# Bytes written and read for each score in both passes, in 16 bits and without remat; a smaller
-# share of a step is not worth a second search.
-_TRAFFIC_BYTES, _LEAST_SHARE = 20, 0.1
+# Bytes written and read for each score in both passes, in 16 bits and without remat.
+_TRAFFIC_BYTES = 20
+# Of the time of scores and products; for less a second search does not pay.
+_LEAST_SHARE = 0.1
 
 
-def has_long_attention(step: FlatJaxpr, step_flop: float, device: DeviceSpec) -> bool:
+def has_long_attention(step: FlatJaxpr, all_flop: float, device: DeviceSpec) -> bool:
     """Return whether attention with more keys than a chunk takes much of a step.
 
     Args:
         step: The step, or its forward pass, for the whole batch; calls were taken apart.
-        step_flop: FLOP of all passes.
+        all_flop: FLOP of the forward and the backward pass.
         device: On which it runs.
     """
     scores = num_scores(step, MOST_KEYS + 1)
     scores_s = scores * _TRAFFIC_BYTES / device.memory_bytes_per_s
-    products_s = step_flop / max(rate for _, rate in device.flop_per_s)
+    products_s = all_flop / max(rate for _, rate in device.flop_per_s)
     return scores_s > _LEAST_SHARE * (scores_s + products_s)
 
 

@@ -282,7 +282,7 @@ def _best_plan(
     joins_first = not (first and first[0].fits) or attended.is_long(step.graph, cluster.device)
     is_wanted = joins_first or _may_need_rings(step, cluster.num_devices)
     joins: list[_Candidate] = []
-    # The step is planned as it is where it cannot be planned so.
+    # If it cannot be planned so, only the step as it is written is.
     with suppress(MeshwiseError):
         joined = attended.trace(num_microbatches, cluster.num_devices) if is_wanted else None
         joins = [] if joined is None else candidates(joined)
@@ -290,7 +290,7 @@ def _best_plan(
         say(f"B={num_microbatches}: the same with attention as one operator, too")
     tried = [*plain, *joins, *padded] if joins_first else [*plain, *padded, *joins]
     if joins_first:
-        # It holds less: a cheap plan may fit, and the others are then soon known to cost more.
+        # It holds less and is mostly faster: the others are then soon known to cost more.
         search.over([c.place for c in joins])
     search.run(first)
     unpadded = search.best

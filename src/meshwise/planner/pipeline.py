@@ -329,7 +329,9 @@ def _fastest(
     pins: Sequence[PipelinePin],
     searched: _Searched,
 ) -> PlannedPipeline:
-    """Return the fastest pipeline.  Where state is to stay, attention is as it is in its plan.
+    """Return the fastest pipeline.
+
+    Where state is to stay as another plan has it, attention has the form of that plan.
 
     Raises:
         InfeasibleError: nothing fits.
@@ -353,8 +355,8 @@ def _fastest_form(
     Larger layers hold less where the backward pass computes all again from what enters a layer.
     Attention as one operator, whose keys may go round, holds less; so does state in the memory of
     hosts.  They are tried in this order where nothing else fits.  Attention is tried first of all
-    where its scores take much of the step, and where the batch has fewer rows than there are
-    devices: else rows are the better thing to split.
+    where its scores take much of the step, or where the batch has fewer rows than there are
+    devices.  With more rows these are the better thing to split.
     Only where all that fails does the error say what would help.
 
     Args:
@@ -442,6 +444,10 @@ def _first(
 
     Where it is tried only because rows are few, keys must go round in it.  The search with
     attention as it is written raises the errors in what was asked.
+
+    Returns:
+        None if it is not to be tried first, if it cannot be planned, or if keys must go round in it
+        and do not.
     """
     is_long = layers_have_long_attention(plain.layers, plain.options.step_flop, cluster)
     if not is_long and plain.layers.batch_size >= cluster.num_devices:

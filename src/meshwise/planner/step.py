@@ -14,7 +14,7 @@ from meshwise.cluster.mesh import DeviceSpec
 from meshwise.errors import InfeasibleError, PinError, PlanError
 from meshwise.graph.graph import Graph
 from meshwise.jax_compat.jaxprs import FlatJaxpr
-from meshwise.plan.counts.flop import step_flop
+from meshwise.plan.counts.flop import all_flop
 from meshwise.plan.fits import check_state_fits
 from meshwise.plan.plan import Plan
 from meshwise.plan.record import ONE_PROGRAM
@@ -242,7 +242,7 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
         return inlined(opened().closed).jaxpr
 
     def is_long(graph: Graph, device: DeviceSpec) -> bool:
-        return has_long_attention(flat(), step_flop(graph), device)
+        return has_long_attention(flat(), all_flop(graph), device)
 
     step, plan = make_plan(trace, request, JoinedAttention(trace=attended, is_long=is_long))
     if not isinstance(request.method, Replay):

@@ -35,8 +35,8 @@ from meshwise.trainers.point import TrainerPoint
 from meshwise.trainers.sizes import Sizes
 from meshwise.trainers.trainer import Trainer
 
-# How often a pipeline that has no room for what the search does not count is planned, each time
-# with so much less memory.
+# A pipeline may need more memory than the search counts.  Then it is planned again, so often in
+# all at most, and may hold this part of what the last one held.
 _TRIES, _LESS = 3, 0.95
 
 

@@ -168,7 +168,7 @@ class _Search:
     def run(self) -> Iterator[FoundPipeline]:
         """Yield what fits, until no bound is below the fastest step."""
         self._bound_all()
-        # Of which nothing fits, larger micro-batches do not either.
+        # Where nothing fitted at the prices tried, larger micro-batches are not tried.
         too_few: dict[object, int] = {}
         while self._waiting:
             best = heapq.heappop(self._waiting)
@@ -255,7 +255,12 @@ class _Search:
         return next(known, bounds_of(count, counts))
 
     def _planned(self, way: _Way, schedule: PipelineSchedule) -> ChunkedPipeline | None:
-        """Return what fits at the least price of memory, else what holds the least, if anything."""
+        """Return a pipeline that fits, at about the least price of memory.
+
+        Returns:
+            If none fits, that which holds the least.  None if it cannot be planned, or takes too
+            long whatever it holds.
+        """
         kind, num_meshes, count = way.kind, way.num_meshes, way.num_microbatches
         shape = Shape(kind, num_meshes, count, self.cluster.num_hosts, schedule)
         sizes = "x".join(map(str, way.mesh.sizes))
@@ -272,9 +277,12 @@ class _Search:
             tried.extend([] if made is None else [made])
             return made
 
-        fits = fitting(planned, memory_bytes(kind, self.options), self.below_s())
+        below_s = self.below_s()
+        fits = fitting(planned, memory_bytes(kind, self.options), below_s)
         self.planned += tried
-        return fits or min(tried, key=lambda made: made.peak_bytes, default=None)
+        if fits is None and tried and tried[0].least_s < below_s:
+            return min(tried, key=lambda made: made.peak_bytes)
+        return fits
 
     def _guessed_s(self, kind: SubmeshKind) -> float:
         return guessed_s([kind], self.cluster, self.options)

@@ -30,7 +30,8 @@ def fitting(
     """Return a pipeline at about the least price at which it fits.
 
     Args:
-        planned: Plans it at a price of all memory of a device, in steps; None if it cannot.
+        planned: Plans it at a price of memory, in steps for all that a device has; None if it
+            cannot.
         memory_bytes: What a device may hold.
         below_s: Seconds of a step; what takes no less by its bound is not looked for.
 

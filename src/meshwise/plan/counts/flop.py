@@ -43,11 +43,11 @@ def device_share(operator: Operator, strategy: Strategy, sizes: tuple[int, ...])
     return ring_share(operator.rule, strategy, sizes) / parts
 
 
-def step_flop(graph: Graph) -> float:
-    """FLOP of dense products and convolutions of a step on all devices, trip counts included."""
+def all_flop(graph: Graph) -> float:
+    """FLOP of dense products and convolutions on all devices, of all passes, trips included."""
     own = (operator.flop for operator in graph.operators if operator.heavy)
     inner = (
-        part.trips * step_flop(body)
+        part.trips * all_flop(body)
         for operator in graph.operators
         if operator.structure is not None
         for part, body in zip(operator.structure.parts, operator.bodies, strict=True)

@@ -76,11 +76,12 @@ def written_attention(jaxpr: FlatJaxpr) -> Iterator[WrittenAttention]:
 def num_scores(jaxpr: FlatJaxpr, least_keys: int) -> int:
     """Return how many scores the forward pass of a step writes out, of rows with so many keys.
 
-    Only attention counts whose sums are made in the type of its scores, as the operator makes them.
+    Attention whose sums are made in another type than its scores is left out: it cannot be the
+    operator.
 
     Args:
         jaxpr: The step, or its forward pass; its calls were taken apart.
-        least_keys: Of the rows that count.
+        least_keys: Rows with fewer keys are left out.
     """
     return sum(
         found.times * math.prod(found.match.first.outvars[0].aval.shape)
