@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
 import meshwise as mw
 from meshwise.trace.attention.written_out import WrittenAttention, num_scores, written_attention
@@ -102,3 +103,17 @@ def test_equal_attention_is_counted_as_often_as_it_is_there() -> None:
 
     flat = inlined(jax.make_jaxpr(twice)(*arrays(jnp.float32))).jaxpr
     assert num_scores(flat, 1) == 2 * B * H * S * S
+
+
+def test_scores_in_a_kernel_are_in_no_memory_of_the_step() -> None:
+    def kernel(q: Any, k: Any, v: Any, out: Any) -> None:
+        scores = (q[...] @ k[...].T) * (1 + pl.program_id(0))
+        out[...] = jax.nn.softmax(scores, axis=-1) @ v[...]
+
+    whole = jax.ShapeDtypeStruct((S, D), jnp.float32)
+    call = pl.pallas_call(kernel, out_shape=whole, grid=(1,))
+
+    def step(q: Any, k: Any, v: Any) -> Any:
+        return jax.lax.scan(lambda x, _: (call(x, k, v), None), q, length=3)[0]
+
+    assert num_scores(inlined(jax.make_jaxpr(step)(*[whole] * 3)).jaxpr, 1) == 0

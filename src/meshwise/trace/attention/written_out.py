@@ -15,6 +15,8 @@ from meshwise.trace.attention.match import NEEDED, Match, all_attention
 from meshwise.trace.gradients import LOSS
 from meshwise.trace.layers.equations import dependent, inlined, needed, variables
 
+_KERNEL = "pallas_call"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenAttention:
@@ -105,6 +107,8 @@ def _every(jaxpr: FlatJaxpr, *, any_sum: bool, times: int = 1) -> Iterator[_Foun
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == LOSS:  # It has its loss twice.
             found = [eqn.params["loss"]]
+        elif eqn.primitive.name == _KERNEL:  # Its scores are in no memory of the step.
+            continue
         else:
             found = closed_bodies(eqn.params)
         trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
