@@ -211,7 +211,13 @@ def plan_pipeline(
                 )
             return checked_hosts(found) if offload else found
 
-        found = _fastest(opened, request, report, pins, searched)
+        # Where state is to stay as another plan has it, attention has the form of that plan.
+        joins = request.placement is not None and request.placement.plan.joins_attention
+        step = with_attention(opened) if joins else None
+        if step is None:
+            found = _fastest(opened, request, report, pins, searched)
+        else:
+            found = _joined(_fastest(step, request, report, pins, searched))
     method = f"Auto(stages={request.num_stages or 'auto'!r})"
     parameters = signature.parameters or tuple((n, "") for n in range(len(args)))
     dropped = dropped_in_stages(opened.closed)
@@ -329,35 +335,14 @@ def _fastest(
     pins: Sequence[PipelinePin],
     searched: _Searched,
 ) -> PlannedPipeline:
-    """Return the fastest pipeline.
-
-    Where state is to stay as another plan has it, attention has the form of that plan.
-
-    Raises:
-        InfeasibleError: nothing fits.
-    """
-    if request.placement is not None and request.placement.plan.joins_attention:
-        step = with_attention(opened)
-        if step is not None:
-            return _joined(_fastest_form(step, request, report, pins, searched))
-    return _fastest_form(opened, request, report, pins, searched)
-
-
-def _fastest_form(
-    opened: OpenStep,
-    request: PipelineRequest,
-    report: Callable[[str], object],
-    pins: Sequence[PipelinePin],
-    searched: _Searched,
-) -> PlannedPipeline:
     """Return the fastest pipeline of a step; where nothing fits, of what holds less.
 
     Larger layers hold less where the backward pass computes all again from what enters a layer.
     Attention as one operator, whose keys may go round, holds less; so does state in the memory of
     hosts.  They are tried in this order where nothing else fits.  Attention is tried first of all
     where its scores take much of the step, or where the batch has fewer rows than there are
-    devices.  With more rows these are the better thing to split.
-    Only where all that fails does the error say what would help.
+    devices.  With more rows it is better to split rows.  Only where all that fails does the error
+    say what would help.
 
     Args:
         opened: The step.

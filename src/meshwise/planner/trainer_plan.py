@@ -35,9 +35,8 @@ def trainer_answer(
     """Return the fastest point of a trainer for a step, beside its free plan.
 
     Where the batch has fewer rows than there are devices, or scores of attention take much of the
-    step, attention is tried as one operator too.
-    Where the point is the faster one, it is planned as ours; if that plan is faster than the free
-    plan, it becomes the free plan.
+    step, attention is tried as one operator too.  Where the point is the faster one, it is planned
+    as ours; if that plan is faster than the free plan, it becomes the free plan.
 
     Args:
         trainer: The trainer.

@@ -44,7 +44,7 @@ class Made:
 
 MADE = st.lists(
     st.tuples(
-        # Apart by more than a doubling, so that no step is between two prices that are tried.
+        # Between two neighbouring prices there is one of these at most.
         st.integers(-7, 12).map(lambda k: 0.2 * 2.0**k),
         st.integers(1, 100),
         st.floats(1.0, 2.0, allow_nan=False),

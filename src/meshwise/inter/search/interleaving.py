@@ -258,8 +258,8 @@ class _Search:
         """Return a pipeline that fits, at about the least price of memory.
 
         Returns:
-            If none fits, that which holds the least.  None if it cannot be planned, or takes too
-            long whatever it holds.
+            The pipeline.  Where none fits, it is the one that holds the least.  None where there is
+            no plan, or where a step takes too long even at the lowest price.
         """
         kind, num_meshes, count = way.kind, way.num_meshes, way.num_microbatches
         shape = Shape(kind, num_meshes, count, self.cluster.num_hosts, schedule)
