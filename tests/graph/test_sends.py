@@ -89,6 +89,31 @@ def test_with_halves_a_device_does_about_half_of_its_share(
     assert ring_share(FORWARD, strategy, sizes) == 1
 
 
+@pytest.mark.parametrize(
+    ("sizes", "strategy", "chunk", "share"),
+    [
+        ((2,), (NONE,), 16, 10 / 16),  # four blocks: 4 + 3 + 2 + 1 of 16 pairs
+        ((2,), (NONE,), 24, 10 / 16),
+        ((2,), (NONE,), 1, 17 / 32),  # sixteen blocks of rows at most
+        ((2,), (NONE,), 64, 1.0),
+        ((2,), (0,), 16, 10 / 16),
+        ((2,), (0,), 8, 9 / 16),  # 10 of 16 pairs of its own, and two pairs of halves of four
+        ((4,), (0,), 8, 9 / 16),
+        ((4,), (0,), 4, 17 / 32),
+        ((2, 2), (0, NONE), 8, 9 / 16),
+        ((2,), (1,), 16, 1.0),  # rows are split, keys are not
+        ((2, 2), (0, 1), 8, 1.0),
+    ],
+)
+def test_of_its_own_blocks_a_device_leaves_out_what_the_mask_hides(
+    sizes: tuple[int, ...], strategy: tuple[int, ...], chunk: int, share: float
+) -> None:
+    ring = Ring(0, 1, 64, (1,), halved_operands=(0, 1), halved_results=(0,), chunk=chunk)
+    rule = replace(FORWARD, loops=(Loop(64, block=True),) * 2, ring=ring)
+    assert ring_share(rule, strategy, sizes) == share
+    assert ring_share(replace(rule, ring=Ring(0, 1, 64, (1,))), strategy, sizes) == 1
+
+
 def test_rows_are_split_by_both_loops_and_keys_by_the_ring_alone() -> None:
     assert operand_layouts(BACKWARD, (0, 1), (2, 4)) == (
         Layout(((0, 1), ())),

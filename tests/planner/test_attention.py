@@ -108,12 +108,13 @@ def test_where_keys_go_round_the_step_as_written_is_only_to_be_faster() -> None:
     assert not any("would it fit" in text for text in told)
 
 
-def test_under_a_causal_mask_a_ring_leaves_half_of_the_scores_out() -> None:
-    """Where heads are split all scores are computed, so the ring is faster on the same machine."""
-    ring, heads = (_plan(FAST, 1, 131_072, 8, causal) for causal in (True, False))
-    assert _kinds(ring, "attention ") == _kinds(ring, "attention_gradient ") == {"permute"}
-    assert 0.5 < ring.step_time_s / heads.step_time_s < 0.75
-    assert ring.device_flop < 0.6 * heads.device_flop
+@pytest.mark.parametrize(("cluster", "heads"), [(FAST, 8), (SLOW, 2)], ids=["heads", "a ring"])
+def test_under_a_causal_mask_half_of_the_scores_is_left_out(cluster: Any, heads: int) -> None:
+    causal, whole = (_plan(cluster, 1, 131_072, heads, causal) for causal in (True, False))
+    assert causal.joins_attention
+    assert whole.joins_attention
+    assert 0.5 < causal.step_time_s / whole.step_time_s < 0.75
+    assert causal.device_flop < 0.6 * whole.device_flop
 
 
 def test_where_the_batch_suffices_it_is_split_and_the_step_stays_as_it_is() -> None:
@@ -299,4 +300,5 @@ def test_where_memory_is_short_a_step_runs_with_keys_that_go_round() -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
     (found,) = step.fidelity(jax.tree.map(jnp.array, weights), stream)
     assert found.planned_bytes == found.compiled_bytes
-    assert 0.95 < found.predicted_peak_bytes / found.compiled_peak_bytes < 1.3
+    # In the gradient XLA:CPU holds one value of four less than XLA:GPU.
+    assert 0.95 < found.predicted_peak_bytes / found.compiled_peak_bytes < 1.4

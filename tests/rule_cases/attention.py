@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from meshwise.graph.chunks import MOST_KEYS
 from meshwise.rules.attention.blocks import Attention
 from meshwise.rules.attention.operators import attention_gradient_p, attention_p
 from meshwise.rules.attention.scores import (
@@ -35,7 +37,7 @@ _BIASED = (Elementwise(lax.add_p, (), (0, 1)),)
 _MASKED = (Number(-1e30, "float32"), Elementwise(_SELECT, (), (1, 2, 0)))
 
 
-def _attention(num_batch: int, steps: tuple[Any, ...] = (), chunk: int = 1024) -> Attention:
+def _attention(num_batch: int, steps: tuple[Any, ...] = (), chunk: int = MOST_KEYS) -> Attention:
     return Attention(
         num_batch=num_batch,
         scores=Scores(steps),
@@ -92,17 +94,48 @@ def _both(
     )
 
 
+def capped(chunk: int) -> Attention:
+    """Causal attention in 64 bits, with scores tanh(product)."""
+    steps = (
+        Elementwise(lax.tanh_p, (("accuracy", None),), (0,)),
+        Positions(ROW, "int32"),
+        Positions(KEY, "int32"),
+        Elementwise(lax.ge_p, (), (2, 3)),
+        Number(-1e30, "float64"),
+        Elementwise(_SELECT, (), (4, 5, 1)),
+    )
+    return replace(
+        _attention(1, steps, chunk),
+        score_dtype="float64",
+        weight_dtype="float64",
+        result_dtype="float64",
+    )
+
+
 def both_of(
-    *, batch: tuple[int, ...], rows: int, keys: int, features: int, causal: bool = False
+    *,
+    batch: tuple[int, ...],
+    rows: int,
+    keys: int,
+    features: int,
+    group: tuple[int, ...] = (),
+    causal: bool = False,
+    dtype: Any = np.float32,
+    chunk: int = MOST_KEYS,
 ) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
     """Return attention, causal or without a mask, and its gradient, with shapes of operands."""
 
-    def shape(*sizes: int) -> Any:
-        return jax.ShapeDtypeStruct((*batch, *sizes), np.float32)
+    def shape(*sizes: int, dtype: Any = dtype) -> Any:
+        return jax.ShapeDtypeStruct((*batch, *sizes), dtype)
 
-    attention = _attention(len(batch), _CAUSAL if causal else ())
-    operands = (shape(rows, features), shape(keys, features), shape(keys, features))
-    kept = (operands[0], shape(rows), shape(rows), shape(rows))
+    attention = replace(
+        _attention(len(batch), _CAUSAL if causal else (), chunk),
+        weight_dtype=np.dtype(dtype).name,
+        result_dtype=np.dtype(dtype).name,
+    )
+    queries = shape(*group, rows, features)
+    operands = (queries, shape(keys, features), shape(keys, features))
+    kept = (queries, *(shape(*group, rows, dtype=np.float32),) * 3)
     return (
         (lambda *x: attention_p.bind(*x, attention=attention), operands),
         (lambda *x: attention_gradient_p.bind(*x, attention=attention), (*operands, *kept)),

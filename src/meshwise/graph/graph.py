@@ -53,11 +53,13 @@ class Scratch:
         num_bytes: Bytes of these values, of the whole operator, without blocks.
         share: Share of its part of them that a device holds at a time.
         traffic_bytes: Bytes of them that the whole operator writes and reads.
+        whole_bytes: Bytes of values of which a device holds all of its part, of the whole operator.
     """
 
     num_bytes: float
     share: float
     traffic_bytes: float
+    whole_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from meshwise.graph.chunks import MOST_KEYS
 from meshwise.graph.layout import SUM, Layout
 
 PARALLEL = "parallel"
@@ -98,6 +99,8 @@ class Ring:
             from the back, so that all have as much to do, and half of it; empty without such a
             mask.
         halved_results: Results of that kind.
+        chunk: Under such a mask, the most keys with which a device computes at once: of its own
+            keys it leaves out chunks after a block of rows (`graph/chunks`).
     """
 
     loop: int
@@ -107,6 +110,7 @@ class Ring:
     results: tuple[int, ...] = ()
     halved_operands: tuple[int, ...] = ()
     halved_results: tuple[int, ...] = ()
+    chunk: int = MOST_KEYS
 
 
 @dataclass(frozen=True, slots=True)

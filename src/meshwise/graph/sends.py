@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshwise.graph.chunks import num_row_blocks
 from meshwise.graph.graph import Tensor
 from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import local_shape
@@ -85,20 +86,45 @@ def takes_halves(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bo
     return has_halves(rule, count, loop_parts(strategy, rule.ring.rows, sizes))
 
 
-def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> float:
-    """Return which share of its part of the work a device does: less than 1 with halves.
+def num_own_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
+    """Return into how many equal blocks a device cuts its rows, of which no keys after are needed.
 
-    Of 4 n pairs of halves it computes with two in each turn, and with three in the first.
+    It is 1 where it computes with all of its keys: without a causal mask, where rows are split and
+    their keys are not, and in rings without halves.
 
     Args:
         rule: The loops of the operator.
         strategy: The strategy.
         sizes: Sizes of the mesh axes.
     """
-    if not takes_halves(rule, strategy, sizes):
+    ring = rule.ring
+    if ring is None or not ring.halved_operands:
+        return 1
+    count = loop_parts(strategy, ring.loop, sizes)
+    further = loop_parts(strategy, ring.rows, sizes)
+    if count * further == 1:
+        return num_row_blocks(ring.size, ring.chunk)
+    if has_halves(rule, count, further):
+        return 2 * num_row_blocks(ring.size // (2 * count), ring.chunk)
+    return 1
+
+
+def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> float:
+    """Return which share of its part of the work a device does: less than 1 under a causal mask.
+
+    Of m² pairs of blocks of its rows and its own keys it computes m (m + 1) / 2.  In a ring of n
+    devices, of whose 4 n pairs of halves its own are 4, it computes with two in each further turn.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
+    blocks = num_own_blocks(rule, strategy, sizes)
+    if blocks == 1:
         return 1.0
     count = math.prod(sizes[a] for a in ring_axes(rule, strategy, sizes))
-    return (2 * count + 1) / (4 * count)
+    return (count - 1 + (blocks + 1) / blocks) / (2 * count)
 
 
 def half_bytes(

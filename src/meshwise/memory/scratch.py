@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import Strategy
-from meshwise.graph.sends import half_bytes, ring_axes, ring_bytes, takes_halves
+from meshwise.graph.sends import half_bytes, num_own_blocks, ring_axes, ring_bytes, takes_halves
 from meshwise.plan.counts.flop import strategy_parts
 
-# The block that a device computes with, and the one that comes meanwhile; of results the latter
-# only.  Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX 0.10.2).
-_BLOCKS = 2
+# Where blocks go round: the block that a device computes with, and the one that comes meanwhile; of
+# results the latter only.  Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX
+# 0.10.2).
+_BLOCKS_OF_RING = 2
 
 
 def scratch_bytes(
@@ -20,7 +21,7 @@ def scratch_bytes(
 ) -> int:
     """Return the bytes that an operator holds besides operands and results.
 
-    Where blocks go round, a device holds the scratch for one block at a time, and the blocks.
+    Of scores a device holds those of one block at a time, and beside them the blocks.
 
     Args:
         op: The operator.
@@ -30,19 +31,23 @@ def scratch_bytes(
     """
     if op.scratch is None:
         return 0
-    share, num_bytes, rows = op.scratch.share, 0, 1.0
-    if axes := ring_axes(op.rule, strategy, sizes):
-        share = min(share, 1 / math.prod(sizes[a] for a in axes))
+    parts = strategy_parts(op, strategy, sizes)
+    share, rows = op.scratch.share, 1.0
+    num_bytes = op.scratch.whole_bytes / parts
+    if op.rule.ring is not None:
+        axes = ring_axes(op.rule, strategy, sizes)
         operands = [tensors[t] for t in op.inputs]
         results = [tensors[t] for t in op.outputs]
         of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
-        num_bytes = _BLOCKS * of_operands + of_results
+        num_bytes += of_operands * (_BLOCKS_OF_RING if axes else 1) + of_results
+        share = min(share, 1 / math.prod(sizes[a] for a in axes))
         if takes_halves(op.rule, strategy, sizes):
             # Scores of half of the rows with half of a block; halves of rows lie beside rows.
             share, rows = min(share, 1 / (2 * math.prod(sizes[a] for a in axes))), 0.5
             num_bytes += _bytes_of_rows(op, strategy, sizes, operands, results)
-    own_bytes = rows * op.scratch.num_bytes / strategy_parts(op, strategy, sizes)
-    return num_bytes + math.ceil(own_bytes * share)
+        else:
+            rows = 1 / num_own_blocks(op.rule, strategy, sizes)
+    return math.ceil(num_bytes + rows * share * op.scratch.num_bytes / parts)
 
 
 def _bytes_of_rows(

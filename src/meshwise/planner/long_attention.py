@@ -1,15 +1,15 @@
 """Whether reading and writing scores takes so much of a step that it is planned without them, too.
 
-Attention as one operator has only a chunk of scores in memory at a time.  In a ring it skips those
-that a causal mask hides.
+Attention as one operator has only a chunk of scores in memory at a time, and skips those that a
+causal mask hides.
 """
 
 from __future__ import annotations
 
 from meshwise.cluster.mesh import DeviceSpec
 from meshwise.cluster.spec import ClusterSpec
+from meshwise.graph.chunks import MOST_KEYS
 from meshwise.jax_compat.jaxprs import FlatJaxpr
-from meshwise.rules.attention.blocks import MOST_KEYS
 from meshwise.trace.attention.written_out import num_scores
 from meshwise.trace.layers.layering import Layering
 

@@ -18,12 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from meshwise.graph.chunks import MOST_KEYS, chunk_of
 from meshwise.rules.attention.scores import KEY, Scores
 
-# With more keys scores are made chunk by chunk.
-MOST_KEYS = 1024
-# A chunk of less than one part in so many of what is allowed costs more than it saves.
-_SMALLEST_PART = 8
 # With two devices the gradients have a first and a last turn, and no loop between them.
 SHORTEST_RING = 2
 
@@ -42,7 +39,7 @@ class Attention:
         weight_dtype: Dtype in which weights enter the second product.
         result_dtype: Dtype of the result.
         precision: Precision of the two products.
-        chunk: The most keys with which scores are made at once.
+        chunk: The most keys with which scores are made at once (`graph/chunks`).
     """
 
     num_batch: int
@@ -53,15 +50,24 @@ class Attention:
     precision: tuple[Any, Any] = (None, None)
     chunk: int = MOST_KEYS
 
-    def chunk_of(self, num_keys: int) -> int:
-        """Return the size of equal chunks of a block of keys; the block if it has no such parts."""
-        size = max(d for d in range(1, min(num_keys, self.chunk) + 1) if num_keys % d == 0)
-        return size if size * _SMALLEST_PART >= min(num_keys, self.chunk) else num_keys
-
     @property
     def sum_dtype(self) -> Any:
         """The dtype of sums: at least 32 bits."""
         return jnp.promote_types(self.score_dtype, jnp.float32)
+
+    def no_sums(self, rows: Sequence[int], num_features: int) -> Sums:
+        """Return the sums of no keys.
+
+        Args:
+            rows: Sizes of batch dims, dims of a group and rows.
+            num_features: Features of a value.
+        """
+        shape, dtype = tuple(rows), self.sum_dtype
+        return Sums(
+            jnp.full(shape, -jnp.inf, dtype),
+            jnp.zeros(shape, dtype),
+            jnp.zeros((*shape, num_features), dtype),
+        )
 
     def product(self, queries: Array, keys: Array) -> Array:
         """Return the first product."""
@@ -154,6 +160,10 @@ class Sums(NamedTuple):
         return self.mixed / self.total[..., None]
 
 
+# The dim of rows in each of them, and in those of `Pulled`.
+SUM_DIMS, PULLED_DIMS = (-1, -1, -2), (-2, -1, -1, -1)
+
+
 class Pulled(NamedTuple):
     """What the gradients need of each row.
 
@@ -214,7 +224,7 @@ class Rows:
             carry: What goes from one chunk to the next.
         """
         num_keys = block.shape[-2]
-        size = self.attention.chunk_of(num_keys)
+        size = chunk_of(num_keys, self.attention.chunk)
         if size == num_keys:
             return step(carry, block, 0, start)
 
@@ -224,19 +234,6 @@ class Rows:
             return step(carry, taken, at, start + at), None
 
         return lax.scan(chunk, carry, jnp.arange(num_keys // size))[0]
-
-    def nothing(self, num_features: int) -> Sums:
-        """Return the sums of no keys.
-
-        Args:
-            num_features: Features of a value.
-        """
-        shape, dtype = self.queries.shape[:-1], self.attention.sum_dtype
-        return Sums(
-            jnp.full(shape, -jnp.inf, dtype),
-            jnp.zeros(shape, dtype),
-            jnp.zeros((*shape, num_features), dtype),
-        )
 
     def summed(self, block: Array, start: Array | int, sums: Sums) -> Sums:
         """Add the keys and values of a block.
@@ -337,7 +334,7 @@ def attention_of(
         # The next block is under way while this one is computed with.
         return (rows.summed(taken, place.start(taken, number), sums), place.passed_on(taken)), None
 
-    sums = rows.nothing(values.shape[-1])
+    sums = attention.no_sums(queries.shape[:-1], values.shape[-1])
     taken = lax.concatenate([keys, values], keys.ndim - 1)
     if place.count > 1:
         (sums, taken), _ = lax.scan(turn, (sums, taken), jnp.arange(place.count - 1))

@@ -1,11 +1,10 @@
 """A ring under a causal mask: a row needs no key after it, so half of the scores are left out.
 
 Cut into 2 n halves of blocks, rows and keys are exchanged so that each of n devices has one from
-the front and the one that lies as far from the back: `i` and `2 n - 1 - i`.  Then every device
-computes with two pairs of halves in each turn, and with three in the first.  The rows in the back
-need the front half of every block.  The second pair of a turn is front with front, where the block
-is of a device before, or back with back, where it is of one after.  No pair is computed that the
-mask hides.
+the front and the one that lies as far from the back: `i` and `2 n - 1 - i`.  In the first turn each
+device computes with its own halves (`diagonal`).  In every other turn it computes with two pairs of
+halves: the rows in the back need the front half of every block, and the second pair is front with
+front, where the block is of a device before, or back with back, where it is of one after.
 
 Source: halves are paired as in Dubey et al. 2024 ("The Llama 3 Herd of Models", section 3.3.2).
 """
@@ -19,7 +18,18 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.rules.attention.blocks import SHORTEST_RING, Attention, Place, Pulled, Rows
+from meshwise.graph.chunks import num_row_blocks
+from meshwise.rules.attention.blocks import (
+    PULLED_DIMS,
+    SHORTEST_RING,
+    SUM_DIMS,
+    Attention,
+    Place,
+    Pulled,
+    Rows,
+    Sums,
+)
+from meshwise.rules.attention.diagonal import Diagonal
 
 
 class _Pair(NamedTuple):
@@ -99,12 +109,29 @@ class _Ring(NamedTuple):
             num_key_features=self.num_key_features,
         )
 
-    def over(self, taken: Array, turn: Array | int, step: _Step, carry: Any) -> Any:
-        """Apply `step` to each pair of halves that the mask does not hide.
+    def own(self, block: Array) -> Diagonal:
+        """Return the rows of the device with its own keys, those in front first.
 
         Args:
-            taken: The halves of keys and values that come by in a turn.
-            turn: The turn; in turn 0 they are the device's own.
+            block: The halves of its keys and values.
+        """
+        half = self.queries.front.shape[-2]
+        size = half // num_row_blocks(half, self.attention.chunk)
+        within = jnp.arange(0, half, size, dtype=jnp.int32)
+        return Diagonal(
+            attention=self.attention,
+            queries=lax.concatenate(self.queries, self.queries.front.ndim - 2),
+            block=block,
+            num_key_features=self.num_key_features,
+            starts=jnp.concatenate([start + within for start in self.starts(self.place.rank)]),
+        )
+
+    def over(self, taken: Array, turn: Array | int, step: _Step, carry: Any) -> Any:
+        """Apply `step` to both pairs of halves that the mask does not hide.
+
+        Args:
+            taken: The halves of keys and values that come by in a turn, from another device.
+            turn: The turn.
             step: What is done with (carry, rows, half of a block, number of its first key, whether
                 the rows are those in front, whether the half is).
             carry: What goes from one pair to the next.
@@ -114,8 +141,6 @@ class _Ring(NamedTuple):
         is_before = jnp.asarray(source < self.place.rank)
         no, yes = jnp.asarray(False), jnp.asarray(True)
         rows, blocks = [no, is_before], [yes, is_before]
-        if isinstance(turn, int) and turn == 0:
-            rows, blocks = [yes, no, no], [yes, yes, no]
         block, starts = _halves(taken), self.starts(source)
 
         def pair(carry: Any, which: tuple[Array, Array]) -> tuple[Any, None]:
@@ -155,8 +180,10 @@ def attention_in_halves(
         return (ring.over(taken, number, step, sums), place.passed_on(taken)), None
 
     taken = _side_by_side(pairs[1], pairs[2])
-    nothing = ring.rows(jnp.asarray(True)).nothing(values.shape[-1])
-    sums = ring.over(taken, 0, step, _Pair(nothing, nothing))
+    nothing = attention.no_sums(queries.shape[:-1], values.shape[-1])
+    own = zip(ring.own(taken).summed(nothing), SUM_DIMS, strict=True)
+    parts = [_halves(x, dim) for x, dim in own]
+    sums = _Pair(Sums(*(x.front for x in parts)), Sums(*(x.back for x in parts)))
     taken = place.passed_on(taken)
     if place.count > SHORTEST_RING:
         (sums, taken), _ = lax.scan(turn, (sums, taken), jnp.arange(1, place.count - 1))
@@ -188,7 +215,7 @@ def gradients_in_halves(
         place: Where it stands.
     """
     pairs = [_exchanged(x, -2, place) for x in (queries, keys, values)]
-    needed = [_exchanged(x, dim, place) for x, dim in zip(pulled, (-2, -1, -1, -1), strict=True)]
+    needed = [_exchanged(x, dim, place) for x, dim in zip(pulled, PULLED_DIMS, strict=True)]
     of_rows = _Pair(Pulled(*(x.front for x in needed)), Pulled(*(x.back for x in needed)))
     ring = _Ring(attention, place, pairs[0], keys.shape[-1])
 
@@ -208,23 +235,21 @@ def gradients_in_halves(
     taken = _side_by_side(pairs[1], pairs[2])
     nothing = jnp.zeros(taken.shape, attention.sum_dtype)
 
-    def share(of_queries: _Pair, taken: Array, number: Any) -> tuple[_Pair, Array]:
-        start = of_queries, _halves(nothing)
-        of_queries, of_block = ring.over(taken, number, step, start)
-        return of_queries, lax.concatenate(of_block, taken.ndim - 2)
-
     def last(of_queries: _Pair, of_block: Array, taken: Array, number: Any) -> tuple[_Pair, Array]:
         # What others gave to the block comes while its share is computed.
         given = place.passed_on(of_block)
-        of_queries, own = share(of_queries, taken, number)
-        return of_queries, given + own
+        of_queries, own = ring.over(taken, number, step, (of_queries, _halves(nothing)))
+        return of_queries, given + lax.concatenate(own, taken.ndim - 2)
 
     def turn(carry: tuple[_Pair, Array, Array], number: Array) -> Any:
         of_queries, of_block, taken = carry
         return (*last(of_queries, of_block, taken, number), place.passed_on(taken)), None
 
-    none = jnp.zeros(pairs[0].front.shape, attention.sum_dtype)
-    of_queries, of_block = share(_Pair(none, none), taken, 0)
+    joined = zip(needed, PULLED_DIMS, strict=True)
+    own = Pulled(*(lax.concatenate(x, x.front.ndim + dim) for x, dim in joined))
+    none = jnp.zeros(queries.shape, attention.sum_dtype)
+    of_own, of_block = ring.own(taken).pulled(own, none, nothing)
+    of_queries = _halves(of_own)
     taken = place.passed_on(taken)
     if place.count > SHORTEST_RING:
         carry = of_queries, of_block, taken
@@ -236,9 +261,9 @@ def gradients_in_halves(
     return of_queries, of_keys, of_values
 
 
-def _halves(block: Array) -> _Pair:
+def _halves(block: Array, dim: int = -2) -> _Pair:
     """Return the halves of a block, the front first."""
-    return _Pair(*jnp.split(block, 2, axis=-2))
+    return _Pair(*jnp.split(block, 2, axis=dim))
 
 
 def _side_by_side(keys: _Pair, values: _Pair) -> Array:

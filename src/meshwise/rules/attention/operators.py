@@ -11,8 +11,8 @@ has all keys of its part of the ring, and gradients for keys and values are sums
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from meshwise.graph.graph import Scratch
 from meshwise.graph.layout import SUM
 from meshwise.graph.loops import PARALLEL, DimMap, LoopRule, Ring
 from meshwise.graph.sends import has_halves
@@ -37,7 +36,14 @@ from meshwise.rules.attention.blocks import (
     gradients_of,
 )
 from meshwise.rules.attention.causal import is_causal
+from meshwise.rules.attention.diagonal import attention_below, gradients_below
 from meshwise.rules.attention.halves import attention_in_halves, gradients_in_halves
+from meshwise.rules.attention.work import (
+    backward_flop,
+    backward_scratch,
+    forward_flop,
+    forward_scratch,
+)
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 
@@ -48,27 +54,19 @@ attention_gradient_p.multiple_results = True
 
 # Number of operands before the other operands of the scores.
 _FORWARD, _BACKWARD = 3, 7
-# Products of the size of the scores: of the first kind over features of keys, of the second over
-# those of values.
-_FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = (1, 1), (3, 2)
-# How many values of the size of the scores a device holds at once.  Weights take the memory of the
-# scores; in the backward pass cotangents of scores take that of the cotangents of weights, and so
-# do those of the product.  In the forward pass scores that are masked or changed lie beside the
-# product, and the product beside its form with one batch dim, if it has several.
-# Source: temporaries of both operators, compiled by XLA:CPU (JAX 0.10.2).
-_FORWARD_VALUES, _BACKWARD_VALUES, _CHANGED_VALUES = 1, 3, 1
-# How often such values are written or read, all that is element-wise fused: in the dtype of sums
-# (scores; their cotangents), in that of weights, and of cotangents of the product, in that of
-# queries, which two products read.
-_FORWARD_TRAFFIC, _BACKWARD_TRAFFIC = (2, 2, 0), (4, 2, 3)
 
 
 def _forward(*operands: Array, attention: Attention) -> list[Array]:
     queries, keys, values, *others = operands
+    if _leaves_out(attention, operands, _FORWARD):
+        return list(attention_below(attention, queries, keys, values))
     return list(attention_of(attention, queries, keys, values, others))
 
 
 def _backward(*operands: Array, attention: Attention) -> list[Array]:
+    if _leaves_out(attention, operands, _BACKWARD):
+        queries, keys, values, *pulled = operands
+        return list(gradients_below(attention, queries, keys, values, Pulled(*pulled)))
     return _gradients(attention, operands, ALONE)
 
 
@@ -78,6 +76,13 @@ def _gradients(attention: Attention, operands: Sequence[Array], place: Place) ->
     if place.halves:
         return list(gradients_in_halves(attention, queries, keys, values, pulled, place))
     return list(gradients_of(attention, queries, keys, values, pulled, others, place))
+
+
+def _leaves_out(attention: Attention, operands: Sequence[Any], num_first: int) -> bool:
+    """Return whether a causal mask hides scores of these rows and keys, and nothing else does."""
+    num_rows, num_keys = operands[0].shape[-2], operands[1].shape[-2]
+    has_others = len(operands) > num_first
+    return num_rows == num_keys and not has_others and is_causal(attention.scores)
 
 
 def _forward_avals(*avals: Any, attention: Attention) -> list[ShapedArray]:
@@ -179,14 +184,17 @@ def _rule(eqn: Equation, num_first: int, kind: str) -> LoopRule:
 
 def _ring(eqn: Equation, num_first: int, loop: int, rows: int) -> Ring:
     """Return what goes round; halves under a causal mask of as many rows as keys."""
-    num_rows, num_keys = eqn.in_avals[0].shape[-2], eqn.in_avals[1].shape[-2]
+    attention: Attention = eqn.params["attention"]
     returned = () if num_first == _FORWARD else (1, 2)
-    has_others = len(eqn.in_avals) > num_first
-    scores = eqn.params["attention"].scores
-    is_halved = num_rows == num_keys and not has_others and is_causal(scores)
-    halved = range(num_first), range(len(eqn.out_avals))
-    every = tuple(tuple(x) for x in halved) if is_halved else ((), ())
-    return Ring(loop, rows, num_keys, (1, 2), returned, *every)
+    ring = Ring(loop, rows, eqn.in_avals[1].shape[-2], (1, 2), returned)
+    if not _leaves_out(attention, eqn.in_avals, num_first):
+        return ring
+    return replace(
+        ring,
+        halved_operands=tuple(range(num_first)),
+        halved_results=tuple(range(len(eqn.out_avals))),
+        chunk=attention.chunk,
+    )
 
 
 def _place(shards: Shards) -> Place | None:
@@ -226,44 +234,19 @@ def _local_backward(eqn: Equation, shards: Shards, operands: Sequence[Array]) ->
     return _gradients(eqn.params["attention"], operands, place)
 
 
-def _num_scores(eqn: Equation) -> float:
-    queries, keys = eqn.in_avals[:2]
-    return float(math.prod(queries.shape[:-1]) * keys.shape[-2])
-
-
-def _flop(eqn: Equation, products: tuple[int, int]) -> float:
-    features = (aval.shape[-1] for aval in eqn.in_avals[1:3])
-    return 2 * _num_scores(eqn) * sum(n * x for n, x in zip(products, features, strict=True))
-
-
-def _scratch(eqn: Equation, held: int, traffic: tuple[int, int, int]) -> Scratch:
-    attention: Attention = eqn.params["attention"]
-    count, num_keys = _num_scores(eqn), eqn.in_avals[1].shape[-2]
-    is_changed = attention.num_batch > 1 or (attention.num_batch == 1 and attention.scores.steps)
-    if held == _FORWARD_VALUES and is_changed:
-        held += _CHANGED_VALUES
-    types = (attention.sum_dtype, attention.weight_dtype, eqn.in_avals[0].dtype)
-    passes = sum(n * np.dtype(dtype).itemsize for n, dtype in zip(traffic, types, strict=True))
-    return Scratch(
-        num_bytes=held * count * np.dtype(attention.sum_dtype).itemsize,
-        share=attention.chunk_of(num_keys) / num_keys,
-        traffic_bytes=count * passes,
-    )
-
-
 TABLE = {
     "attention": PrimitiveRule(
         partial(_rule, num_first=_FORWARD, kind=PARALLEL),
         _local_forward,
-        partial(_flop, products=_FORWARD_PRODUCTS),
+        forward_flop,
         heavy=True,
-        scratch=partial(_scratch, held=_FORWARD_VALUES, traffic=_FORWARD_TRAFFIC),
+        scratch=forward_scratch,
     ),
     "attention_gradient": PrimitiveRule(
         partial(_rule, num_first=_BACKWARD, kind=SUM),
         _local_backward,
-        partial(_flop, products=_BACKWARD_PRODUCTS),
+        backward_flop,
         heavy=True,
-        scratch=partial(_scratch, held=_BACKWARD_VALUES, traffic=_BACKWARD_TRAFFIC),
+        scratch=backward_scratch,
     ),
 }

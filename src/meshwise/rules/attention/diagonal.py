@@ -1,0 +1,182 @@
+"""Rows and their own keys under a causal mask: what the mask hides is left out, block by block.
+
+Rows are cut into equal blocks, and keys into equal chunks, a number of which make up a block.  Only
+the pairs of a block with a chunk that is not after it are computed, one after the other, so that
+the scores of one pair are held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from meshwise.graph.chunks import chunk_of, num_row_blocks
+from meshwise.rules.attention.blocks import PULLED_DIMS, SUM_DIMS, Attention, Pulled, Rows, Sums
+
+_T = TypeVar("_T", Sums, Pulled)
+
+
+class Diagonal(NamedTuple):
+    """Rows of queries with the keys and values of the same places.
+
+    Attributes:
+        attention: What is computed, under a causal mask.
+        queries: The rows.
+        block: Keys and values side by side.
+        num_key_features: Where values begin in a block.
+        starts: Numbers of the first row of each of the equal blocks, in ascending order.  Between
+            blocks there may be gaps.
+    """
+
+    attention: Attention
+    queries: Array
+    block: Array
+    num_key_features: int
+    starts: Array
+
+    @property
+    def size(self) -> int:
+        """Rows of a block."""
+        return self.queries.shape[-2] // len(self.starts)
+
+    @property
+    def chunk(self) -> int:
+        """Keys of a chunk."""
+        return chunk_of(self.size, self.attention.chunk)
+
+    def summed(self, sums: Sums) -> Sums:
+        """Add the keys that each row sees to sums of all rows."""
+
+        def step(sums: Sums, row: Array, at: Array, start: Array) -> Sums:
+            own = self._taken(sums, row, SUM_DIMS)
+            found = self._rows(row).summed(self._keys(self.block, at), start, own)
+            parts = zip(sums, found, SUM_DIMS, strict=True)
+            return Sums(*(_put(whole, part, row * self.size, dim) for whole, part, dim in parts))
+
+        return self._over(step, sums)
+
+    def pulled(self, pulled: Pulled, of_queries: Array, of_block: Array) -> tuple[Array, Array]:
+        """Add what keys give to queries, and what rows give to keys and values.
+
+        Args:
+            pulled: What the gradients need of all rows.
+            of_queries: Gradients for the queries so far, in the dtype of sums.
+            of_block: The same for keys and values.
+        """
+
+        def step(
+            carry: tuple[Array, Array], row: Array, at: Array, start: Array
+        ) -> tuple[Array, Array]:
+            own = self._part(carry[0], row, -2), self._keys(carry[1], at)
+            needed = self._taken(pulled, row, PULLED_DIMS)
+            found = self._rows(row).pulled(self._keys(self.block, at), start, needed, own)
+            return _put(carry[0], found[0], row * self.size, -2), _put(carry[1], found[1], at, -2)
+
+        return self._over(step, (of_queries, of_block))
+
+    def _over(self, step: _Step, carry: Any) -> Any:
+        """Apply `step` to each pair that the mask does not hide.
+
+        Args:
+            step: What is done with (carry, number of the block of rows, place of the chunk of keys,
+                number of its first key).
+            carry: What goes from one pair to the next.
+        """
+        per_block = self.size // self.chunk
+
+        def pair(carry: Any, numbers: tuple[Array, Array]) -> tuple[Any, None]:
+            row, key = numbers
+            start = self.starts[key // per_block] + key % per_block * self.chunk
+            return step(carry, row, key * self.chunk, start), None
+
+        rows, blocks = np.tril_indices(len(self.starts))
+        keys = (blocks[:, None] * per_block + np.arange(per_block)).reshape(-1)
+        numbers = jnp.asarray(rows.repeat(per_block), jnp.int32), jnp.asarray(keys, jnp.int32)
+        return lax.scan(pair, carry, numbers)[0]
+
+    def _rows(self, number: Array) -> Rows:
+        return Rows(
+            attention=self.attention,
+            queries=self._part(self.queries, number, -2),
+            start=self.starts[number],
+            others=(),
+            num_key_features=self.num_key_features,
+        )
+
+    def _taken(self, whole: _T, number: Array, dims: tuple[int, ...]) -> _T:
+        parts = (self._part(x, number, dim) for x, dim in zip(whole, dims, strict=True))
+        return type(whole)(*parts)
+
+    def _part(self, whole: Array, number: Array, dim: int) -> Array:
+        """Return a block of rows."""
+        return lax.dynamic_slice_in_dim(whole, number * self.size, self.size, whole.ndim + dim)
+
+    def _keys(self, whole: Array, at: Array) -> Array:
+        """Return a chunk of keys."""
+        return lax.dynamic_slice_in_dim(whole, at, self.chunk, whole.ndim - 2)
+
+
+def _put(whole: Array, part: Array, at: Array, dim: int) -> Array:
+    return lax.dynamic_update_slice_in_dim(whole, part, at, whole.ndim + dim)
+
+
+_Step: TypeAlias = Callable[[Any, Array, Array, Array], Any]
+
+
+def diagonal_of(attention: Attention, queries: Array, keys: Array, values: Array) -> Diagonal:
+    """Return all rows with all keys.
+
+    Args:
+        attention: What is computed, under a causal mask.
+        queries: The rows.
+        keys: As many keys.
+        values: Their values.
+    """
+    num_rows = queries.shape[-2]
+    size = num_rows // num_row_blocks(num_rows, attention.chunk)
+    return Diagonal(
+        attention=attention,
+        queries=queries,
+        block=lax.concatenate([keys, values], keys.ndim - 1),
+        num_key_features=keys.shape[-1],
+        starts=jnp.arange(0, num_rows, size, dtype=jnp.int32),
+    )
+
+
+def attention_below(
+    attention: Attention, queries: Array, keys: Array, values: Array
+) -> tuple[Array, Array, Array]:
+    """Return the result for all rows of a head, their largest scores and their sums.
+
+    Args:
+        attention: What is computed, under a causal mask.
+        queries: The rows.
+        keys: As many keys.
+        values: Their values.
+    """
+    diagonal = diagonal_of(attention, queries, keys, values)
+    sums = diagonal.summed(attention.no_sums(queries.shape[:-1], values.shape[-1]))
+    return sums.result.astype(attention.result_dtype), sums.largest, sums.total
+
+
+def gradients_below(
+    attention: Attention, queries: Array, keys: Array, values: Array, pulled: Pulled
+) -> tuple[Array, Array, Array]:
+    """Return gradients for queries, keys and values, in the dtype of sums.
+
+    Args:
+        attention: What is computed, under a causal mask.
+        queries: The rows.
+        keys: As many keys.
+        values: Their values.
+        pulled: What the gradients need of the rows.
+    """
+    diagonal = diagonal_of(attention, queries, keys, values)
+    nothing = [jnp.zeros(x.shape, attention.sum_dtype) for x in (queries, diagonal.block)]
+    of_queries, of_block = diagonal.pulled(pulled, *nothing)
+    at = keys.shape[-1]
+    return of_queries, of_block[..., :at], of_block[..., at:]
