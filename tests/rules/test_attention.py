@@ -53,7 +53,7 @@ def test_rows_of_the_batch_are_cut_in_time(case: Case) -> None:
 
 
 def _compiled(equation: Equation, num_devices: int) -> Any:
-    """An equation whose keys go round so many devices."""
+    """The compiled program of an equation whose keys go round so many devices."""
     rule, sizes, names = primitive_rule(equation).rule(equation), (num_devices,), ("x",)
     assert rule.ring is not None
     shards = SpaceShards(rule, (rule.ring.loop,), sizes, names)
@@ -94,7 +94,7 @@ def test_what_a_device_holds_falls_at_least_as_one_over_n(number: int, causal: b
     whole = 0
     for count in (2, 4, 8):
         found = _temporaries(_compiled(equation, count))
-        # In the backward pass XLA:GPU holds one value more than XLA:CPU, if heads have no groups.
+        # In the backward pass XLA:GPU holds one value for each score more than XLA:CPU.
         most = 1.4 if number else 1.25
         assert 0.9 < scratch_bytes(operator, strategy, (count,), graph.tensors) / found < most
         whole = whole or found * count
@@ -140,7 +140,7 @@ def test_hidden_scores_are_left_out_on_one_device(num_rows: int, chunk: int) -> 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["forward", "backward"])
 def test_what_one_device_computes_and_holds_under_a_causal_mask(number: int) -> None:
-    """Of 4 x 4 pairs of blocks it computes 10, and holds the scores of one."""
+    """It computes 10 of 16 pairs of blocks, and holds the scores of one pair."""
     fun, shapes = both_of(batch=(2,), group=(2,), rows=4096, keys=4096, features=16, causal=True)[
         number
     ]

@@ -1,4 +1,4 @@
-"""Attention as one operator on one GPU that is not here: what it holds beside its operands."""
+"""Attention as one operator on one GPU that is not here: what it holds besides its operands."""
 
 from __future__ import annotations
 

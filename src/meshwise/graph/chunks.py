@@ -1,4 +1,4 @@
-"""Equal parts of keys and of rows of attention, so that few scores are held and computed."""
+"""Chunks of keys and row blocks of attention, so that few scores are held and computed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from __future__ import annotations
 MOST_KEYS = 1024
 # A chunk of less than one part in so many of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
-# With so many blocks of rows a device computes 17 of 32 scores under a causal mask; with more, it
+# With so many row blocks a device computes 17 of 32 scores under a causal mask; with more, it
 # would run more and smaller operators to save the rest.
 _MOST_BLOCKS = 16
 
 
 def chunk_of(size: int, most: int) -> int:
-    """Return the size of equal chunks of a block of keys; that of the block if it has none.
+    """Return the size of equal chunks of keys; all of them if no chunks are large enough.
 
     Args:
-        size: Number of keys in the block.
+        size: Number of keys.
         most: The most keys in a chunk.
     """
     most = min(size, most)
@@ -24,7 +24,7 @@ def chunk_of(size: int, most: int) -> int:
 
 
 def num_row_blocks(size: int, most: int) -> int:
-    """Return into how many equal blocks rows are cut under a causal mask; each has whole chunks.
+    """Return the number of row blocks under a causal mask: equal, and each of whole chunks.
 
     Args:
         size: Number of rows, and of keys.

@@ -52,8 +52,10 @@ class Scratch:
     Attributes:
         num_bytes: Bytes of these values, of the whole operator, without blocks.
         share: Share of its part of them that a device holds at a time.
-        traffic_bytes: Bytes of them that the whole operator writes and reads.
-        whole_bytes: Bytes of values of which a device holds all of its part, of the whole operator.
+        traffic_bytes: Bytes that the whole operator writes and reads, besides reading each operand
+            and writing each result once.
+        whole_bytes: Bytes, of the whole operator, of values of which a device holds its whole part
+            at once.
     """
 
     num_bytes: float

@@ -99,8 +99,8 @@ class Ring:
             from the back, so that all have as much to do, and half of it; empty without such a
             mask.
         halved_results: Results of that kind.
-        chunk: Under such a mask, the most keys with which a device computes at once: of its own
-            keys it leaves out chunks after a block of rows (`graph/chunks`).
+        chunk: The most keys in a chunk, under such a mask.  A device leaves out the chunks of its
+            own keys that come after a row block (`graph/chunks`).
     """
 
     loop: int

@@ -86,11 +86,11 @@ def takes_halves(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bo
     return has_halves(rule, count, loop_parts(strategy, rule.ring.rows, sizes))
 
 
-def num_own_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
-    """Return into how many equal blocks a device cuts its rows, of which no keys after are needed.
+def num_own_row_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
+    """Return the number of row blocks of a device, each of which leaves out the keys after it.
 
-    It is 1 where it computes with all of its keys: without a causal mask, where rows are split and
-    their keys are not, and in rings without halves.
+    It is 1 where it computes with all of its own keys: without a causal mask, where rows are split
+    and keys are not, in rings without halves, and where all keys are one chunk.
 
     Args:
         rule: The loops of the operator.
@@ -110,17 +110,18 @@ def num_own_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> 
 
 
 def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> float:
-    """Return which share of its part of the work a device does: less than 1 under a causal mask.
+    """Return which share of its part of the work a device does: hidden scores may be left out.
 
-    Of m² pairs of blocks of its rows and its own keys it computes m (m + 1) / 2.  In a ring of n
-    devices, of whose 4 n pairs of halves its own are 4, it computes with two in each further turn.
+    Of m² pairs of row blocks with its own keys it computes m (m + 1) / 2.  In a ring of n devices
+    it has 4 n pairs of halves.  Four are of its own rows and keys; of the four in each of the n - 1
+    turns it computes two.
 
     Args:
         rule: The loops of the operator.
         strategy: The strategy.
         sizes: Sizes of the mesh axes.
     """
-    blocks = num_own_blocks(rule, strategy, sizes)
+    blocks = num_own_row_blocks(rule, strategy, sizes)
     if blocks == 1:
         return 1.0
     count = math.prod(sizes[a] for a in ring_axes(rule, strategy, sizes))

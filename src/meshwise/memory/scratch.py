@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import Strategy
-from meshwise.graph.sends import half_bytes, num_own_blocks, ring_axes, ring_bytes, takes_halves
+from meshwise.graph.sends import half_bytes, num_own_row_blocks, ring_axes, ring_bytes, takes_halves
 from meshwise.plan.counts.flop import strategy_parts
 
 # Where blocks go round: the block that a device computes with, and the one that comes meanwhile; of
@@ -21,7 +21,8 @@ def scratch_bytes(
 ) -> int:
     """Return the bytes that an operator holds besides operands and results.
 
-    Of scores a device holds those of one block at a time, and beside them the blocks.
+    A device holds the scores of some of its rows with one chunk of keys at a time, and its keys
+    and values side by side.
 
     Args:
         op: The operator.
@@ -46,7 +47,7 @@ def scratch_bytes(
             share, rows = min(share, 1 / (2 * math.prod(sizes[a] for a in axes))), 0.5
             num_bytes += _bytes_of_rows(op, strategy, sizes, operands, results)
         else:
-            rows = 1 / num_own_blocks(op.rule, strategy, sizes)
+            rows = 1 / num_own_row_blocks(op.rule, strategy, sizes)
     return math.ceil(num_bytes + rows * share * op.scratch.num_bytes / parts)
 
 

@@ -1,7 +1,7 @@
 """Whether reading and writing scores takes so much of a step that it is planned without them, too.
 
-Attention as one operator has only a chunk of scores in memory at a time, and skips those that a
-causal mask hides.
+Attention as one operator holds the scores with only a chunk of keys at a time, and leaves out those
+that a causal mask hides (`graph/chunks`).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Attention:
         weight_dtype: Dtype in which weights enter the second product.
         result_dtype: Dtype of the result.
         precision: Precision of the two products.
-        chunk: The most keys with which scores are made at once (`graph/chunks`).
+        chunk: The most keys in a chunk (`graph/chunks`).
     """
 
     num_batch: int
@@ -160,7 +160,7 @@ class Sums(NamedTuple):
         return self.mixed / self.total[..., None]
 
 
-# The dim of rows in each of them, and in those of `Pulled`.
+# The dim of rows in each field of `Sums`, and in each field of `Pulled`.
 SUM_DIMS, PULLED_DIMS = (-1, -1, -2), (-2, -1, -1, -1)
 
 

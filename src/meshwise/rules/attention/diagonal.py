@@ -1,8 +1,8 @@
-"""Rows and their own keys under a causal mask: what the mask hides is left out, block by block.
+"""Rows and the keys of the same positions under a causal mask: what it hides is left out.
 
-Rows are cut into equal blocks, and keys into equal chunks, a number of which make up a block.  Only
-the pairs of a block with a chunk that is not after it are computed, one after the other, so that
-the scores of one pair are held at a time.
+Rows are cut into equal row blocks, and keys into equal chunks; a row block is as long as one chunk
+or several.  Only the pairs of a row block with a chunk that is not after it are computed, one after
+the other, so that the scores of one pair are held at a time.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _T = TypeVar("_T", Sums, Pulled)
 
 
 class Diagonal(NamedTuple):
-    """Rows of queries with the keys and values of the same places.
+    """Rows of queries with the keys and values of the same positions.
 
     Attributes:
         attention: What is computed, under a causal mask.
         queries: The rows.
-        block: Keys and values side by side.
-        num_key_features: Where values begin in a block.
-        starts: Numbers of the first row of each of the equal blocks, in ascending order.  Between
-            blocks there may be gaps.
+        keys_values: Keys and values side by side.
+        num_key_features: Where values begin there.
+        starts: Positions in the sequence of the first row of each row block, ascending.  In a ring
+            there is a gap between the two halves.
     """
 
     attention: Attention
     queries: Array
-    block: Array
+    keys_values: Array
     num_key_features: int
     starts: Array
 
     @property
     def size(self) -> int:
-        """Rows of a block."""
+        """Rows of a row block."""
         return self.queries.shape[-2] // len(self.starts)
 
     @property
@@ -53,7 +53,7 @@ class Diagonal(NamedTuple):
 
         def step(sums: Sums, row: Array, at: Array, start: Array) -> Sums:
             own = self._taken(sums, row, SUM_DIMS)
-            found = self._rows(row).summed(self._keys(self.block, at), start, own)
+            found = self._rows(row).summed(self._keys(self.keys_values, at), start, own)
             parts = zip(sums, found, SUM_DIMS, strict=True)
             return Sums(*(_put(whole, part, row * self.size, dim) for whole, part, dim in parts))
 
@@ -73,7 +73,7 @@ class Diagonal(NamedTuple):
         ) -> tuple[Array, Array]:
             own = self._part(carry[0], row, -2), self._keys(carry[1], at)
             needed = self._taken(pulled, row, PULLED_DIMS)
-            found = self._rows(row).pulled(self._keys(self.block, at), start, needed, own)
+            found = self._rows(row).pulled(self._keys(self.keys_values, at), start, needed, own)
             return _put(carry[0], found[0], row * self.size, -2), _put(carry[1], found[1], at, -2)
 
         return self._over(step, (of_queries, of_block))
@@ -82,8 +82,8 @@ class Diagonal(NamedTuple):
         """Apply `step` to each pair that the mask does not hide.
 
         Args:
-            step: What is done with (carry, number of the block of rows, place of the chunk of keys,
-                number of its first key).
+            step: What is done with (carry, number of the row block, index of the first key of the
+                chunk, its position in the sequence).
             carry: What goes from one pair to the next.
         """
         per_block = self.size // self.chunk
@@ -112,7 +112,7 @@ class Diagonal(NamedTuple):
         return type(whole)(*parts)
 
     def _part(self, whole: Array, number: Array, dim: int) -> Array:
-        """Return a block of rows."""
+        """Return a row block."""
         return lax.dynamic_slice_in_dim(whole, number * self.size, self.size, whole.ndim + dim)
 
     def _keys(self, whole: Array, at: Array) -> Array:
@@ -133,7 +133,7 @@ def diagonal_of(attention: Attention, queries: Array, keys: Array, values: Array
     Args:
         attention: What is computed, under a causal mask.
         queries: The rows.
-        keys: As many keys.
+        keys: Keys, as many as rows.
         values: Their values.
     """
     num_rows = queries.shape[-2]
@@ -141,7 +141,7 @@ def diagonal_of(attention: Attention, queries: Array, keys: Array, values: Array
     return Diagonal(
         attention=attention,
         queries=queries,
-        block=lax.concatenate([keys, values], keys.ndim - 1),
+        keys_values=lax.concatenate([keys, values], keys.ndim - 1),
         num_key_features=keys.shape[-1],
         starts=jnp.arange(0, num_rows, size, dtype=jnp.int32),
     )
@@ -155,7 +155,7 @@ def attention_below(
     Args:
         attention: What is computed, under a causal mask.
         queries: The rows.
-        keys: As many keys.
+        keys: Keys, as many as rows.
         values: Their values.
     """
     diagonal = diagonal_of(attention, queries, keys, values)
@@ -171,12 +171,12 @@ def gradients_below(
     Args:
         attention: What is computed, under a causal mask.
         queries: The rows.
-        keys: As many keys.
+        keys: Keys, as many as rows.
         values: Their values.
         pulled: What the gradients need of the rows.
     """
     diagonal = diagonal_of(attention, queries, keys, values)
-    nothing = [jnp.zeros(x.shape, attention.sum_dtype) for x in (queries, diagonal.block)]
+    nothing = [jnp.zeros(x.shape, attention.sum_dtype) for x in (queries, diagonal.keys_values)]
     of_queries, of_block = diagonal.pulled(pulled, *nothing)
     at = keys.shape[-1]
     return of_queries, of_block[..., :at], of_block[..., at:]

@@ -1,10 +1,10 @@
 """A ring under a causal mask: a row needs no key after it, so half of the scores are left out.
 
 Cut into 2 n halves of blocks, rows and keys are exchanged so that each of n devices has one from
-the front and the one that lies as far from the back: `i` and `2 n - 1 - i`.  In the first turn each
-device computes with its own halves (`diagonal`).  In every other turn it computes with two pairs of
-halves: the rows in the back need the front half of every block, and the second pair is front with
-front, where the block is of a device before, or back with back, where it is of one after.
+the front and the one that lies as far from the back: `i` and `2 n - 1 - i`.  Before blocks go on,
+each device computes with its own keys (`diagonal`).  In each turn it computes two pairs of halves:
+the rows in the back need the front half of every block, and the second pair is front with front,
+where the block is of a device before, or back with back, where it is of one after.
 
 Source: halves are paired as in Dubey et al. 2024 ("The Llama 3 Herd of Models", section 3.3.2).
 """
@@ -121,7 +121,7 @@ class _Ring(NamedTuple):
         return Diagonal(
             attention=self.attention,
             queries=lax.concatenate(self.queries, self.queries.front.ndim - 2),
-            block=block,
+            keys_values=block,
             num_key_features=self.num_key_features,
             starts=jnp.concatenate([start + within for start in self.starts(self.place.rank)]),
         )
@@ -137,7 +137,7 @@ class _Ring(NamedTuple):
             carry: What goes from one pair to the next.
         """
         source = self.place.source(turn)
-        # The front sees what comes from devices before, the back what comes from those after.
+        # First the back with the front half of the block; then front with front, or back with back.
         is_before = jnp.asarray(source < self.place.rank)
         no, yes = jnp.asarray(False), jnp.asarray(True)
         rows, blocks = [no, is_before], [yes, is_before]

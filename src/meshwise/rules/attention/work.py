@@ -1,7 +1,7 @@
-"""What attention computes, and what it holds and moves beside operands and results.
+"""What attention computes, holds besides operands and results, and writes and reads.
 
 Source of what it holds: temporaries of both operators, compiled by XLA:CPU and XLA:GPU
-(JAX 0.10.2).
+(JAX 0.10.2).  Of what is written and read, all that is element-wise is taken as fused.
 """
 
 from __future__ import annotations
@@ -66,30 +66,34 @@ def _sizes(eqn: Equation) -> _Sizes:
 
 
 def forward_flop(eqn: Equation) -> float:
-    """FLOP of both products of the forward pass."""
+    """Return the FLOP of both products of the forward pass."""
     sizes = _sizes(eqn)
     return 2.0 * sizes.num_scores * (sizes.of_keys + sizes.of_values)
 
 
 def backward_flop(eqn: Equation) -> float:
-    """FLOP of the five products of the backward pass, which computes the scores again."""
+    """Return the FLOP of the five products of the backward pass, which makes scores again."""
     sizes = _sizes(eqn)
     return 2.0 * sizes.num_scores * (3 * sizes.of_keys + 2 * sizes.of_values)
 
 
 def forward_scratch(eqn: Equation) -> Scratch:
-    """Scores and weights; and the sums, where the result has another dtype."""
+    """Return the scratch of the forward pass.
+
+    It is scores, weights if they lie apart, and sums if the result has another dtype.
+    """
     sizes, attention = _sizes(eqn), eqn.params["attention"]
-    has_batch = attention.num_batch > 1 or (attention.num_batch == 1 and attention.scores.steps)
-    # Else weights take the memory of the scores.
-    is_apart = sizes.weight_bytes != sizes.sum_bytes or sizes.is_grouped or has_batch
+    # Weights take the memory of the scores, unless they have another dtype, or the scores or their
+    # product lie there in a form of their own, too.
+    is_changed = attention.num_batch > 1 or (attention.num_batch == 1 and attention.scores.steps)
+    is_apart = sizes.weight_bytes != sizes.sum_bytes or sizes.is_grouped or is_changed
     each = sizes.sum_bytes + (sizes.weight_bytes if is_apart else 0)
     sums = sizes.num_scores // sizes.num_keys * sizes.of_values * sizes.sum_bytes
     return _scratch(
         eqn,
         held=each,
         whole=sums if sizes.is_cast else 0,
-        # All that is element-wise is fused.
+        # Scores and weights are written once and read once.
         moved=2 * sizes.sum_bytes + 2 * sizes.weight_bytes,
         # Queries are read; sums, and what a chunk adds to them, are written and read.
         moved_by_row=sizes.of_keys * sizes.query_bytes + 4 * sizes.of_values * sizes.sum_bytes,
@@ -97,16 +101,22 @@ def forward_scratch(eqn: Equation) -> Scratch:
 
 
 def backward_scratch(eqn: Equation) -> Scratch:
-    """Weights, and cotangents of weights and of the product; for groups these in two orders."""
+    """Return the scratch of the backward pass.
+
+    In the dtype of sums it is scores and the cotangents of weights; in that of weights it is
+    weights and the cotangents of the product.  With groups of heads one lies there in two orders.
+    """
     sizes = _sizes(eqn)
     features = sizes.of_keys + sizes.of_values
     return _scratch(
         eqn,
         held=2 * sizes.sum_bytes + (2 + sizes.is_grouped) * sizes.weight_bytes,
         whole=0,
-        # Two products read the cotangents of the product.
+        # Scores and the cotangents of weights are written and read, and so are weights; cotangents
+        # of the product are written once and read by two products.
         moved=4 * sizes.sum_bytes + 2 * sizes.weight_bytes + 3 * sizes.query_bytes,
-        # Two products each read queries and cotangents; gradients for queries are sums.
+        # Queries and cotangents of the result are read by two products each; gradients for queries,
+        # and what a chunk adds to them, are written and read.
         moved_by_row=2 * features * sizes.query_bytes + 4 * sizes.of_keys * sizes.sum_bytes,
     )
 
@@ -117,7 +127,7 @@ def _scratch(eqn: Equation, *, held: int, whole: int, moved: int, moved_by_row: 
     Args:
         eqn: The operator.
         held: Bytes that are held for each score.
-        whole: Bytes of which a device holds all of its part.
+        whole: Bytes, of the whole operator, of which a device holds its whole part at once.
         moved: Bytes that are written and read for each score.
         moved_by_row: The same for each row with each chunk of keys.
     """
