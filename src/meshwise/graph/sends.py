@@ -79,11 +79,10 @@ def takes_halves(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bo
         strategy: The strategy.
         sizes: Sizes of the mesh axes.
     """
-    axes = ring_axes(rule, strategy, sizes)
-    if rule.ring is None or not axes:
+    if rule.ring is None:
         return False
-    count = math.prod(sizes[a] for a in axes)
-    return has_halves(rule, count, loop_parts(strategy, rule.ring.rows, sizes))
+    count, further = (loop_parts(strategy, x, sizes) for x in (rule.ring.loop, rule.ring.rows))
+    return has_halves(rule, count, further)
 
 
 def num_own_row_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
@@ -100,13 +99,10 @@ def num_own_row_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int])
     ring = rule.ring
     if ring is None or not ring.halved_operands:
         return 1
-    count = loop_parts(strategy, ring.loop, sizes)
-    further = loop_parts(strategy, ring.rows, sizes)
-    if count * further == 1:
-        return num_row_blocks(ring.size, ring.chunk)
+    count, further = (loop_parts(strategy, x, sizes) for x in (ring.loop, ring.rows))
     if has_halves(rule, count, further):
         return 2 * num_row_blocks(ring.size // (2 * count), ring.chunk)
-    return 1
+    return num_row_blocks(ring.size, ring.chunk) if count * further == 1 else 1
 
 
 def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> float:

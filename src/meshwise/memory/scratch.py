@@ -11,8 +11,8 @@ from meshwise.graph.sends import half_bytes, num_own_row_blocks, ring_axes, ring
 from meshwise.plan.counts.flop import strategy_parts
 
 # Where blocks go round: the block that a device computes with, and the one that comes meanwhile; of
-# results the latter only.  Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX
-# 0.10.2).
+# results the latter only.  Elsewhere there is one of each: operands, or results, side by side.
+# Source: temporaries of attention, compiled by XLA:CPU and XLA:GPU (JAX 0.10.2).
 _BLOCKS_OF_RING = 2
 
 
