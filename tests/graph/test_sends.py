@@ -94,7 +94,7 @@ def test_with_halves_a_device_does_about_half_of_its_share(
     [
         ((2,), (NONE,), 16, 10 / 16),  # four blocks: 4 + 3 + 2 + 1 of 16 pairs
         ((2,), (NONE,), 24, 10 / 16),
-        ((2,), (NONE,), 1, 17 / 32),  # sixteen blocks of rows at most
+        ((2,), (NONE,), 1, 17 / 32),  # sixteen query blocks at most
         ((2,), (NONE,), 64, 1.0),
         ((2,), (0,), 16, 10 / 16),
         ((2,), (0,), 8, 9 / 16),  # 10 of 16 pairs of its own, and two pairs of halves of four

@@ -1,4 +1,4 @@
-"""Chunks of keys and row blocks of attention, so that few scores are held and computed."""
+"""Chunks of keys and query blocks of attention, so that few scores are held and computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 MOST_KEYS = 1024
 # A chunk of less than one part in so many of what is allowed costs more than it saves.
 _SMALLEST_PART = 8
-# With so many row blocks a device computes 17 of 32 scores under a causal mask; with more, it
+# With so many query blocks a device computes 17 of 32 scores under a causal mask; with more, it
 # would run more and smaller operators to save the rest.
 _MOST_BLOCKS = 16
 
@@ -23,8 +23,8 @@ def chunk_of(size: int, most: int) -> int:
     return next((size // count for count in counts if size % count == 0), size)
 
 
-def num_row_blocks(size: int, most: int) -> int:
-    """Return the number of row blocks under a causal mask: equal, and each of whole chunks.
+def num_query_blocks(size: int, most: int) -> int:
+    """Return the number of query blocks under a causal mask: equal, and each of whole chunks.
 
     Args:
         size: Number of rows, and of keys.

@@ -100,7 +100,7 @@ class Ring:
             mask.
         halved_results: Results of that kind.
         chunk: The most keys in a chunk, under such a mask.  A device leaves out the chunks of its
-            own keys that come after a row block (`graph/chunks`).
+            own keys that come after a query block (`graph/chunks`).
     """
 
     loop: int

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwise.graph.chunks import num_row_blocks
+from meshwise.graph.chunks import num_query_blocks
 from meshwise.graph.graph import Tensor
 from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import local_shape
@@ -85,8 +85,8 @@ def takes_halves(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bo
     return has_halves(rule, count, further)
 
 
-def num_own_row_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
-    """Return the number of row blocks of a device, each of which leaves out the keys after it.
+def num_own_query_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
+    """Return the number of query blocks of a device, each of which leaves out the keys after it.
 
     It is 1 where it computes with all of its own keys: without a causal mask, where rows are split
     and keys are not, in rings without halves, and where all keys are one chunk.
@@ -101,14 +101,14 @@ def num_own_row_blocks(rule: LoopRule, strategy: Strategy, sizes: Sequence[int])
         return 1
     count, further = (loop_parts(strategy, x, sizes) for x in (ring.loop, ring.rows))
     if has_halves(rule, count, further):
-        return 2 * num_row_blocks(ring.size // (2 * count), ring.chunk)
-    return num_row_blocks(ring.size, ring.chunk) if count * further == 1 else 1
+        return 2 * num_query_blocks(ring.size // (2 * count), ring.chunk)
+    return num_query_blocks(ring.size, ring.chunk) if count * further == 1 else 1
 
 
 def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> float:
     """Return which share of its part of the work a device does: hidden scores may be left out.
 
-    Of m² pairs of row blocks with its own keys it computes m (m + 1) / 2.  In a ring of n devices
+    Of m² pairs of query blocks with its own keys it computes m (m + 1) / 2.  In a ring of n devices
     it has 4 n pairs of halves.  Four are of its own rows and keys; of the four in each of the n - 1
     turns it computes two.
 
@@ -117,7 +117,7 @@ def ring_share(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> floa
         strategy: The strategy.
         sizes: Sizes of the mesh axes.
     """
-    blocks = num_own_row_blocks(rule, strategy, sizes)
+    blocks = num_own_query_blocks(rule, strategy, sizes)
     if blocks == 1:
         return 1.0
     count = math.prod(sizes[a] for a in ring_axes(rule, strategy, sizes))

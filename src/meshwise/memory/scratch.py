@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.loops import Strategy
-from meshwise.graph.sends import half_bytes, num_own_row_blocks, ring_axes, ring_bytes, takes_halves
+from meshwise.graph.sends import (
+    half_bytes,
+    num_own_query_blocks,
+    ring_axes,
+    ring_bytes,
+    takes_halves,
+)
 from meshwise.plan.counts.flop import strategy_parts
 
 # Where blocks go round: the block that a device computes with, and the one that comes meanwhile; of
@@ -47,7 +53,7 @@ def scratch_bytes(
             share, rows = min(share, 1 / (2 * math.prod(sizes[a] for a in axes))), 0.5
             num_bytes += _bytes_of_rows(op, strategy, sizes, operands, results)
         else:
-            rows = 1 / num_own_row_blocks(op.rule, strategy, sizes)
+            rows = 1 / num_own_query_blocks(op.rule, strategy, sizes)
     return math.ceil(num_bytes + rows * share * op.scratch.num_bytes / parts)
 
 

@@ -1,8 +1,8 @@
 """Rows and the keys of the same positions under a causal mask: what it hides is left out.
 
-Rows are cut into equal row blocks, and keys into equal chunks; a row block is as long as one chunk
-or several.  Only the pairs of a row block with a chunk that is not after it are computed, one after
-the other, so that the scores of one pair are held at a time.
+Rows are cut into equal query blocks, and keys into equal chunks; a query block is as long as one
+chunk or several.  Only the pairs of a query block with a chunk that is not after it are computed,
+one after the other, so that the scores of one pair are held at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from meshwise.graph.chunks import chunk_of, num_row_blocks
+from meshwise.graph.chunks import chunk_of, num_query_blocks
 from meshwise.rules.attention.blocks import PULLED_DIMS, SUM_DIMS, Attention, Pulled, Rows, Sums
 
 _T = TypeVar("_T", Sums, Pulled)
@@ -28,8 +28,8 @@ class Diagonal(NamedTuple):
         queries: The rows.
         keys_values: Keys and values side by side.
         num_key_features: Where values begin there.
-        starts: Positions in the sequence of the first row of each row block, ascending.  In a ring
-            there is a gap between the two halves.
+        starts: Positions in the sequence of the first row of each query block, ascending.  In a
+            ring there is a gap between the two halves.
     """
 
     attention: Attention
@@ -40,13 +40,30 @@ class Diagonal(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Rows of a row block."""
+        """Rows of a query block."""
         return self.queries.shape[-2] // len(self.starts)
 
     @property
     def chunk(self) -> int:
         """Keys of a chunk."""
         return chunk_of(self.size, self.attention.chunk)
+
+    def result(self) -> tuple[Array, Array, Array]:
+        """Return the result of attention, largest scores and sums of exponentials of all rows."""
+        num_features = self.keys_values.shape[-1] - self.num_key_features
+        sums = self.summed(self.attention.no_sums(self.queries.shape[:-1], num_features))
+        return sums.result.astype(self.attention.result_dtype), sums.largest, sums.total
+
+    def gradients(self, pulled: Pulled) -> tuple[Array, Array, Array]:
+        """Return gradients for queries, keys and values, in the dtype of sums.
+
+        Args:
+            pulled: What the gradients need of all rows.
+        """
+        dtype, at = self.attention.sum_dtype, self.num_key_features
+        nothing = [jnp.zeros(x.shape, dtype) for x in (self.queries, self.keys_values)]
+        of_queries, of_block = self.pulled(pulled, *nothing)
+        return of_queries, of_block[..., :at], of_block[..., at:]
 
     def summed(self, sums: Sums) -> Sums:
         """Add the keys that each row sees to sums of all rows."""
@@ -82,7 +99,7 @@ class Diagonal(NamedTuple):
         """Apply `step` to each pair that the mask does not hide.
 
         Args:
-            step: What is done with (carry, number of the row block, index of the first key of the
+            step: What is done with (carry, number of the query block, index of the first key of the
                 chunk, its position in the sequence).
             carry: What goes from one pair to the next.
         """
@@ -112,7 +129,7 @@ class Diagonal(NamedTuple):
         return type(whole)(*parts)
 
     def _part(self, whole: Array, number: Array, dim: int) -> Array:
-        """Return a row block."""
+        """Return a query block."""
         return lax.dynamic_slice_in_dim(whole, number * self.size, self.size, whole.ndim + dim)
 
     def _keys(self, whole: Array, at: Array) -> Array:
@@ -137,7 +154,7 @@ def diagonal_of(attention: Attention, queries: Array, keys: Array, values: Array
         values: Their values.
     """
     num_rows = queries.shape[-2]
-    size = num_rows // num_row_blocks(num_rows, attention.chunk)
+    size = num_rows // num_query_blocks(num_rows, attention.chunk)
     return Diagonal(
         attention=attention,
         queries=queries,
@@ -145,38 +162,3 @@ def diagonal_of(attention: Attention, queries: Array, keys: Array, values: Array
         num_key_features=keys.shape[-1],
         starts=jnp.arange(0, num_rows, size, dtype=jnp.int32),
     )
-
-
-def attention_below(
-    attention: Attention, queries: Array, keys: Array, values: Array
-) -> tuple[Array, Array, Array]:
-    """Return the result for all rows of a head, their largest scores and their sums.
-
-    Args:
-        attention: What is computed, under a causal mask.
-        queries: The rows.
-        keys: Keys, as many as rows.
-        values: Their values.
-    """
-    diagonal = diagonal_of(attention, queries, keys, values)
-    sums = diagonal.summed(attention.no_sums(queries.shape[:-1], values.shape[-1]))
-    return sums.result.astype(attention.result_dtype), sums.largest, sums.total
-
-
-def gradients_below(
-    attention: Attention, queries: Array, keys: Array, values: Array, pulled: Pulled
-) -> tuple[Array, Array, Array]:
-    """Return gradients for queries, keys and values, in the dtype of sums.
-
-    Args:
-        attention: What is computed, under a causal mask.
-        queries: The rows.
-        keys: Keys, as many as rows.
-        values: Their values.
-        pulled: What the gradients need of the rows.
-    """
-    diagonal = diagonal_of(attention, queries, keys, values)
-    nothing = [jnp.zeros(x.shape, attention.sum_dtype) for x in (queries, diagonal.keys_values)]
-    of_queries, of_block = diagonal.pulled(pulled, *nothing)
-    at = keys.shape[-1]
-    return of_queries, of_block[..., :at], of_block[..., at:]

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.graph.chunks import num_row_blocks
+from meshwise.graph.chunks import num_query_blocks
 from meshwise.rules.attention.blocks import (
     PULLED_DIMS,
     SHORTEST_RING,
@@ -116,7 +116,7 @@ class _Ring(NamedTuple):
             block: The halves of its keys and values.
         """
         half = self.queries.front.shape[-2]
-        size = half // num_row_blocks(half, self.attention.chunk)
+        size = half // num_query_blocks(half, self.attention.chunk)
         within = jnp.arange(0, half, size, dtype=jnp.int32)
         return Diagonal(
             attention=self.attention,

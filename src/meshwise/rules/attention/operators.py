@@ -36,7 +36,7 @@ from meshwise.rules.attention.blocks import (
     gradients_of,
 )
 from meshwise.rules.attention.causal import is_causal
-from meshwise.rules.attention.diagonal import attention_below, gradients_below
+from meshwise.rules.attention.diagonal import diagonal_of
 from meshwise.rules.attention.halves import attention_in_halves, gradients_in_halves
 from meshwise.rules.attention.work import (
     backward_flop,
@@ -59,14 +59,15 @@ _FORWARD, _BACKWARD = 3, 7
 def _forward(*operands: Array, attention: Attention) -> list[Array]:
     queries, keys, values, *others = operands
     if _leaves_out(attention, operands, _FORWARD):
-        return list(attention_below(attention, queries, keys, values))
+        return list(diagonal_of(attention, queries, keys, values).result())
     return list(attention_of(attention, queries, keys, values, others))
 
 
 def _backward(*operands: Array, attention: Attention) -> list[Array]:
     if _leaves_out(attention, operands, _BACKWARD):
         queries, keys, values, *pulled = operands
-        return list(gradients_below(attention, queries, keys, values, Pulled(*pulled)))
+        diagonal = diagonal_of(attention, queries, keys, values)
+        return list(diagonal.gradients(Pulled(*pulled)))
     return _gradients(attention, operands, ALONE)
 
 
