@@ -56,12 +56,14 @@ class Scratch:
             and writing each result once.
         whole_bytes: Bytes, of the whole operator, of values of which a device holds its whole part
             at once.
+        loops: The loops whose parts divide what a device holds; None: all.
     """
 
     num_bytes: float
     share: float
     traffic_bytes: float
     whole_bytes: float = 0.0
+    loops: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from meshwise.graph.graph import Operator, Tensor
-from meshwise.graph.loops import Strategy
+from meshwise.graph.loops import Strategy, loop_parts
 from meshwise.graph.sends import (
     half_bytes,
     num_own_query_blocks,
@@ -38,7 +38,12 @@ def scratch_bytes(
     """
     if op.scratch is None:
         return 0
-    parts = strategy_parts(op, strategy, sizes)
+    loops = op.scratch.loops
+    parts = (
+        strategy_parts(op, strategy, sizes)
+        if loops is None
+        else math.prod(loop_parts(strategy, loop, sizes) for loop in loops)
+    )
     share, rows = op.scratch.share, 1.0
     num_bytes = op.scratch.whole_bytes / parts
     if op.rule.ring is not None:

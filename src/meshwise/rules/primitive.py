@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jax.core import ShapedArray
@@ -48,9 +48,15 @@ class Shards(ABC):
     """How the loops of one equation are split where its local form runs.
 
     In space a loop is split in contiguous blocks over mesh axes; in time over micro-batches.
+
+    Attributes:
+        rule: The loops.
+        is_planned: Whether the local form becomes a part of a program that is planned; if not, it
+            is what a device runs.
     """
 
     rule: LoopRule
+    is_planned: ClassVar[bool] = False
 
     @abstractmethod
     def parts(self, loop: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jax import Array
@@ -16,6 +17,8 @@ _NOT_WHOLE = 2
 
 class PaddedShards(Shards):
     """One part of each loop, the first one; padded loops have more iterations than the equation."""
+
+    is_planned: ClassVar[bool] = True
 
     def __init__(self, rule: LoopRule, padded: Mapping[int, int]) -> None:
         """Args: the rule; for each padded loop its new size."""

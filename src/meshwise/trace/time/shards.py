@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -12,6 +14,8 @@ from meshwise.trace.time.state import Batch
 
 class TimeShards(Shards):
     """At most one loop is cut, into micro-batches whose rows are interleaved (see `Batch`)."""
+
+    is_planned: ClassVar[bool] = True
 
     def __init__(self, rule: LoopRule, choice: int, batch: Batch, index: Array) -> None:
         """Args: the rule, the loop that is cut, how the batch is cut, the micro-batch index."""
