@@ -309,6 +309,18 @@ def test_a_step_that_jax_does_not_lower_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("compiler_double")
+@pytest.mark.parametrize("ordered", [False, True], ids=["", "ordered"])
+def test_a_call_of_python_is_named(ordered: bool) -> None:
+    def told(weights: Any, batch: Any) -> Any:
+        jax.debug.print("a step", ordered=ordered)
+        return train_step(weights, batch)
+
+    step = mw.parallelize(told, method=mw.DataParallel(), cluster=CLUSTER)
+    with pytest.raises(ProgramError, match=r"calls Python \(\w+ at test_verification.py:\d+"):
+        step.verify(*arguments())
+
+
+@pytest.mark.usefixtures("compiler_double")
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [

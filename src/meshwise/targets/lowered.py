@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,10 +11,13 @@ from typing import Any
 import jax
 
 from meshwise.errors import MeshwiseError, ProgramError
+from meshwise.graph.graph import Graph
 from meshwise.jax_compat.compilers import module_of
+from meshwise.plan.counts.walk import place
 from meshwise.plan.decision import GraphDecision
 from meshwise.plan.plan import Plan
 from meshwise.program.layer_parts import LayerParts
+from meshwise.rules import callbacks
 from meshwise.runtime.pipeline.build import StageChoice, lowered_layers
 from meshwise.runtime.pipeline.compiled import LoweredProgram
 from meshwise.spmd.program import abstract_mesh, compile_options, jitted_step
@@ -72,14 +75,14 @@ def step_program(traced: TracedStep, plan: Plan, platform: str) -> TargetProgram
     """
     mesh = abstract_mesh(plan.mesh)
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    with _lowering("the step", platform):
+    with _lowering("the step", platform, lambda: traced.graph):
         jitted = jitted_step(traced, plan.decision, plan.mesh, mesh, platform)
         lowered = jitted.trace(*specs).lower(lowering_platforms=(platform,))
     return target_program("the step", lowered, plan.mesh.num_devices, platform)
 
 
 @contextmanager
-def _lowering(name: str, platform: str) -> Iterator[None]:
+def _lowering(name: str, platform: str, graph: Callable[[], Graph]) -> Iterator[None]:
     """Raise a `ProgramError` that names what is lowered, whatever JAX raises."""
     try:
         yield
@@ -87,7 +90,21 @@ def _lowering(name: str, platform: str) -> Iterator[None]:
         raise
     except Exception as error:  # Of any kind: kernels and rules of lowering raise their own.
         reason = str(error) or repr(error)
+        if calls := dict.fromkeys(_callbacks(graph())):
+            reason = (
+                f"it calls Python ({', '.join(calls)}), for which the devices must be here; verify "
+                f"the step without these calls (JAX: {reason})"
+            )
         raise ProgramError(f"JAX does not lower {name} for {platform}: {reason}") from error
+
+
+def _callbacks(graph: Graph) -> Iterator[str]:
+    """Yield the places of callbacks."""
+    for operator in graph.operators:
+        if operator.kind in callbacks.TABLE:
+            yield place(operator)
+        for body in operator.bodies:
+            yield from _callbacks(body)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +166,12 @@ def pipeline_programs(
     stage_of = [s for s, decided in enumerate(decisions) for _ in decided]
     for k, s in enumerate(stage_of):
         platform, num_devices = platforms[s], plan.stages[s].mesh.num_devices
-        with _lowering(f"layer {k}", platform):
+        remat = plan.stages[s].remat
+        with _lowering(
+            f"layer {k}",
+            platform,
+            lambda k=k, remat=remat: layers.graph(k, k, plan.num_microbatches, remat).graph,
+        ):
             made = next(found)
         parts = made.parts.map(
             lambda name, part, k=k, where=(num_devices, platform): (

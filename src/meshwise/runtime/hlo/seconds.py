@@ -53,9 +53,10 @@ class Seconds:
         if collective_kind(instruction) is not None or instruction.opcode in _NOTHING:
             return 0.0
         if instruction.opcode in _WITH_BODIES:
-            trips = trip_count(self._module, computation, instruction) or 1
+            is_loop = instruction.opcode == "while"
+            trips = trip_count(self._module, computation, instruction) if is_loop else 1
             inner = (self._module.computations[name] for name in called_names(instruction))
-            return trips * math.fsum(self.of(c, i) for c in inner for i in c.instructions)
+            return (trips or 1) * math.fsum(self.of(c, i) for c in inner for i in c.instructions)
         if self.are_the_compilers:
             return compiler_seconds(instruction, self._cycles_per_s) or 0.0
         if instruction.opcode.endswith(("-start", "-update", "-done")):
