@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
+from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from meshwise.graph.loops import LoopRule
@@ -54,14 +55,22 @@ def fft_dims(eqn: Equation) -> tuple[int, ...]:
 
 
 def local_fft(eqn: Equation, shards: Shards, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return the transform, its result in the order of its dims.
+    """Return the transform, on CPUs its result in the order of its dims.
 
-    XLA:CPU lets the users of a result choose its order and then refuses any but this one.
-    Source: RET_CHECK in fft_thunk.cc of jaxlib 0.10.2, seen where a transposed result is resharded.
+    XLA:CPU lets the users of a result choose its order and then refuses any but this one, and
+    XLA:TPU takes no order of complex numbers.
+    Source: RET_CHECK in fft_thunk.cc of jaxlib 0.10.2, seen where a transposed result is resharded;
+    libtpu 0.0.42.1.
     """
-    del shards
     (result,) = rebind(eqn, operands)
-    return [with_layout_constraint(result, Layout(tuple(range(result.ndim))))]
+    if shards.is_planned:
+        return [result]
+    order = Layout(tuple(range(result.ndim)))
+    return [
+        lax.platform_dependent(
+            result, cpu=lambda x: with_layout_constraint(x, order), default=lambda x: x
+        )
+    ]
 
 
 def _sort_flop(eqn: Equation) -> float:
