@@ -37,3 +37,28 @@ def test_experts_stay_where_they_are_and_rows_go_to_them() -> None:
     assert layout.dims[0] == (0,)
     # Weights and gradients stay; rows and scalars move.
     assert sum(c.count * c.num_bytes for c in plan.collectives) <= 4 * ROWS * WIDTH * 4
+
+
+def test_groups_that_the_mesh_does_not_divide_are_padded() -> None:
+    # Seven gradients, each of them multiplied by itself afterwards, as Muon does.
+    def muon(weights: Any, batch: Any) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            return (lax.ragged_dot(batch["rows"], weights, batch["sizes"]) ** 2).mean()
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        squares = jnp.einsum("gab,gcb->gac", grads, grads)
+        return weights - jnp.einsum("gac,gcb->gab", squares, grads), value
+
+    keys = jax.random.split(jax.random.key(0))
+    weights = jax.random.normal(keys[0], (7, 128, 512))
+    batch = {
+        "rows": jax.random.normal(keys[1], (ROWS, 128)),
+        "sizes": jnp.array([9, 0, 20, 3, 17, 1, 14], jnp.int32),
+    }
+    want = jax.jit(muon)(weights, batch)
+    parallel = mw.parallelize(
+        muon, method=mw.IntraOp((8,)), batch_argnums=(1,), batch_dims=None, donate_argnums=()
+    )
+    assert [dim.size for dim in parallel.plan(weights, batch).padding.dims] == [7]
+    for got, expected in zip(parallel(weights, batch), want, strict=True):
+        assert jnp.allclose(got, expected, rtol=1e-4, atol=1e-5)

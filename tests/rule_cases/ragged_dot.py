@@ -50,9 +50,9 @@ CASES = (
     ),
     Case(
         "ragged_dot_general",
-        "full rows",
-        lax.ragged_dot,
-        (ints(8, 4), ints(2, 4, 8), np.array([3, 5], np.int32)),
+        "more rows in groups than there are",
+        _general(_ROWS_OF_EACH),
+        (ints(2, 8, 4), ints(2, 4, 8), np.array([[6, 6], [2, 7]], np.int32)),
     ),
     Case(
         "ragged_dot_general",

@@ -76,5 +76,5 @@ def test_rows_contracted_dims_and_groups_are_loops() -> None:
     assert (rows.size, rows.block, columns.size, contracted.kind) == (16, True, 8, "sum")
     assert (groups.size, groups.kind, groups.block) == (4, "sum", True)
     assert run.rule.operands[1][0] == (3,)
-    # A strip has all rows; each group fills half of its last one.
-    assert run.row.flop(run.equation) == 2 * (1 + 4 / 2) * 16 * 4 * 8
+    # Each group takes a strip, of all rows.
+    assert run.row.flop(run.equation) == 2 * (4 * 16) * 4 * 8

@@ -8,7 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meshwise.rules.products.strips import Groups, rows_by_matrices, rows_by_rows, strip_rows
+from meshwise.rules.products.strips import (
+    Groups,
+    computed_rows,
+    rows_by_matrices,
+    rows_by_rows,
+    strip_rows,
+)
 
 # (sequence, matrix): groups that are empty, full, of one row, and that end before their rows do.
 LENGTHS = np.array([[5, 0, 9, 1], [0, 17, 0, 0], [3, 4, 0, 2]])
@@ -70,3 +76,11 @@ def test_a_strip_is_half_of_a_group_between_bounds() -> None:
         1024, 512, 256, 128, 128,
     ]  # fmt: skip
     assert [strip_rows(rows, 4) for rows in (0, 1, 100)] == [1, 1, 100]
+
+
+def test_what_fills_strips_is_counted() -> None:
+    # Two strips and a half of half a group each; one and a half of a whole group; one for few rows.
+    assert computed_rows(8 * 512, 8) == 8 * 2.5 * 256
+    assert computed_rows(64 * 128, 64) == 64 * 1.5 * 128
+    assert computed_rows(256 * 16, 256) == 256 * 128
+    assert computed_rows(16, 4) == 4 * 16

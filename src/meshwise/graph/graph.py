@@ -53,10 +53,13 @@ class Scratch:
         num_bytes: Bytes of these values, of the whole operator, without blocks.
         share: Share of its part of them that a device holds at a time.
         traffic_bytes: Bytes that the whole operator writes and reads, besides reading each operand
-            and writing each result once.
+            and writing each result once; a device has its share of them.
         whole_bytes: Bytes, of the whole operator, of values of which a device holds its whole part
             at once.
         loops: The loops whose parts divide what a device holds; None: all.
+        unsplit_traffic_bytes: More bytes of that kind, of the whole operator, which a device writes
+            and reads but for the parts of `traffic_loops`.
+        traffic_loops: The loops whose parts divide these.
     """
 
     num_bytes: float
@@ -64,6 +67,8 @@ class Scratch:
     traffic_bytes: float
     whole_bytes: float = 0.0
     loops: tuple[int, ...] | None = None
+    unsplit_traffic_bytes: float = 0.0
+    traffic_loops: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

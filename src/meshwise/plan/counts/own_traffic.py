@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from meshwise.graph.graph import Operator, Tensor
-from meshwise.graph.loops import Strategy
+from meshwise.graph.loops import Strategy, loop_parts
 from meshwise.graph.sends import ring_axes, ring_bytes
 from meshwise.plan.counts.flop import device_share
 
@@ -32,6 +32,8 @@ def own_traffic_bytes(
     if op.scratch is None:
         return 0.0
     num_bytes = op.scratch.traffic_bytes * device_share(op, strategy, sizes)
+    parts = math.prod(loop_parts(strategy, loop, sizes) for loop in op.scratch.traffic_loops)
+    num_bytes += op.scratch.unsplit_traffic_bytes / parts
     if axes := ring_axes(op.rule, strategy, sizes):
         of_operands, of_results = ring_bytes(op.rule, strategy, sizes, operands, results)
         turns = math.prod(sizes[a] for a in axes) - 1

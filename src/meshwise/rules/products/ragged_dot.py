@@ -22,11 +22,19 @@ from meshwise.graph.layout import SUM
 from meshwise.graph.loops import LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
-from meshwise.rules.products.strips import Groups, rows_by_matrices, rows_by_rows, strip_rows
+from meshwise.rules.products.strips import (
+    MOST_ROWS,
+    STRIPS_OF_GROUP,
+    Groups,
+    computed_rows,
+    rows_by_matrices,
+    rows_by_rows,
+    strip_rows,
+)
 
 # Some dims of an operand.
 _Run = tuple[int, ...]
-# Sums have at least so many bytes.
+# Bytes of a number in sums, at least.
 _SUM_BYTES = 4
 
 
@@ -115,6 +123,27 @@ class _Dims:
         outer = free[0].index(ragged)
         return _Dims(batch, (free[0], ()), contracted, ((), free[1]), groups, outer)
 
+    @property
+    def is_batch_first(self) -> bool:
+        """Whether matrices lie by batch, and then by group; by group first if they are made."""
+        return bool(self.groups) and min(self.batch[1], default=self.groups[0]) < self.groups[0]
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether the contracted dims of a matrix lie behind the others."""
+        return max(self.contracted[1], default=0) > max(self.free[1], default=0)
+
+    @property
+    def of_matrices(self) -> tuple[_Run, _Run, _Run]:
+        """Dims of the right operand, as they lie in memory if they can: else all is copied."""
+        outer, inner = self.groups, self.batch[1]
+        if self.is_batch_first:
+            outer, inner = inner, outer
+        rows, columns = self.contracted[1], self.free[1]
+        if self.is_turned:
+            rows, columns = columns, rows
+        return outer + inner, rows, columns
+
 
 def _others(rank: int, taken: _Run) -> _Run:
     return tuple(i for i in range(rank) if i not in taken)
@@ -124,51 +153,74 @@ def local_ragged_dot(
     eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Strip by strip, with the sizes of the groups inside the local block, and of own groups."""
-    if shards.is_planned:  # Rows are then split by sequences alone.
-        return rebind(eqn, operands, out_sharding=None)
     lhs, rhs, sizes = operands
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    (ragged,) = numbers.lhs_ragged_dimensions
-    dtype, precision = eqn.out_avals[0].dtype, eqn.params["precision"]
     if _is_of_batch(eqn):
-        both = numbers.dot_dimension_numbers
-        made = lax.dot_general(lhs, rhs, both, precision=precision, preferred_element_type=dtype)
-        return [made]
-    if not (lhs.size and rhs.size):
-        return [jnp.zeros(shards.result_shape(eqn), dtype)]
-    follows = shards.rule.operands[0][ragged]
-    if follows and shards.parts(follows[0]) > 1:
-        start, length = shards.block_start(follows[0]), shards.local_size(follows[0])
-        ends = jnp.cumsum(sizes, axis=-1, dtype=sizes.dtype) - start
-        sizes = jnp.clip(ends, 0, length) - jnp.clip(ends - sizes, 0, length)
+        return [_without_groups(eqn, lhs, rhs)]
+    numbers, rule = eqn.params["ragged_dot_dimension_numbers"], shards.rule
     dims = _Dims.of(numbers, lhs.ndim, rhs.ndim)
-    rule = shards.rule
     of_groups = rule.operands[1][dims.groups[0]] if dims.groups else rule.results[0][0]
-    first, count = 0, sizes.shape[-1]
-    if of_groups and shards.parts(of_groups[0]) > 1:
-        first, count = shards.block_start(of_groups[0]), shards.local_size(of_groups[0])
-    groups = _groups(dims, lhs.shape, sizes, first, count)
-    rows = _merged(lhs, (*dims.batch[0], *dims.rows[0]), (*dims.contracted[0], *dims.free[0]))
-    # Groups of other devices have as many rows.
-    strip = strip_rows(len(rows), groups.first.size * sizes.shape[-1] // count)
-    options = {"strip": strip, "dtype": dtype, "precision": precision}
+    count = shards.local_size(of_groups[0]) if of_groups else sizes.shape[-1]
+    if shards.is_planned:  # Nothing is split but sequences; groups may be padded, and are empty.
+        more = max(0, count - sizes.shape[-1])
+        sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])
+        return rebind(eqn, (lhs, rhs, sizes), out_sharding=None)
+    dtype = eqn.out_avals[0].dtype
+    if not (lhs.size and rhs.size and sizes.size):
+        return [jnp.zeros(shards.result_shape(eqn), dtype)]
+    is_split = of_groups and shards.parts(of_groups[0]) > 1
+    (follows,) = rule.operands[0][numbers.lhs_ragged_dimensions[0]] or (None,)
+    groups = _groups(
+        dims,
+        lhs.shape,
+        sizes,
+        start=0 if follows is None else shards.block_start(follows),
+        first=shards.block_start(of_groups[0]) if is_split else 0,
+        count=count,
+    )
+    rows = _merged(lhs, dims.batch[0] + dims.rows[0], dims.contracted[0] + dims.free[0])
+    options = {
+        # Groups of other devices have as many rows.
+        "strip": strip_rows(len(rows), len(groups.first) * sizes.shape[-1] // count),
+        "dtype": dtype,
+        "precision": eqn.params["precision"],
+    }
     kept = [lhs.shape[i] for i in (*dims.batch[0], *dims.free[0])]
     columns = [rhs.shape[i] for i in dims.free[1]]
     if not dims.groups:
-        others = _merged(rhs, (*dims.batch[1], *dims.rows[1]), dims.free[1])
+        others = _merged(rhs, dims.batch[1] + dims.rows[1], dims.free[1])
         made = rows_by_rows(rows, others, groups, **options)
         return [made.reshape(count, *kept, *columns)]
-    # As they lie in memory, as far as they can: all of them would be copied.
-    runs = (dims.contracted[1], dims.free[1])
-    is_turned = max(runs[0], default=0) > max(runs[1], default=0)
-    matrices = _merged(rhs, (*dims.groups, *dims.batch[1]), *(runs[::-1] if is_turned else runs))
-    made = rows_by_matrices(rows, matrices, groups, is_turned=is_turned, **options)
+    matrices = _merged(rhs, *dims.of_matrices)
+    made = rows_by_matrices(rows, matrices, groups, is_turned=dims.is_turned, **options)
     of_rows = [lhs.shape[i] for i in dims.rows[0]]
     return [made.reshape(*kept, *of_rows, *columns)]
 
 
+def _is_of_batch(eqn: Equation) -> bool:
+    """Return whether the rows of a group are those of the batch: groups then change nothing."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    _, (batch, _) = numbers.dot_dimension_numbers
+    return numbers.lhs_ragged_dimensions[0] in batch
+
+
+def _without_groups(eqn: Equation, lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+    return lax.dot_general(
+        lhs,
+        rhs,
+        eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers,
+        precision=eqn.params["precision"],
+        preferred_element_type=eqn.out_avals[0].dtype,
+    )
+
+
 def _groups(
-    dims: _Dims, shape: Sequence[int], sizes: jax.Array, first: jax.Array | int, count: int
+    dims: _Dims,
+    shape: Sequence[int],
+    sizes: jax.Array,
+    *,
+    start: jax.Array | int,
+    first: jax.Array | int,
+    count: int,
 ) -> Groups:
     """Return where the rows of own groups are among all rows of the local left operand.
 
@@ -176,6 +228,7 @@ def _groups(
         dims: The dims of the operands.
         shape: Of the left operand.
         sizes: Rows of each group, of all groups.
+        start: The first row of the local block of the ragged dim.
         first: The first own group.
         count: How many are own.
     """
@@ -185,14 +238,16 @@ def _groups(
     num_batch = math.prod(batch)
     sizes = jnp.broadcast_to(sizes, (*batch, *rows[: dims.num_outer], sizes.shape[-1]))
     sizes = sizes.reshape(num_batch, outer, -1).astype(np.int32)
+    ends = jnp.cumsum(sizes, axis=-1, dtype=np.int32) - start
+    starts, ends = jnp.clip(ends - sizes, 0, length), jnp.clip(ends, 0, length)
     before = length * jnp.arange(num_batch * outer, dtype=np.int32).reshape(num_batch, outer, 1)
-    starts = before + jnp.cumsum(sizes, axis=-1, dtype=np.int32) - sizes
 
     def own(x: jax.Array) -> jax.Array:
         x = lax.dynamic_slice_in_dim(inner * x, first, count, 2)
-        return jnp.transpose(x, (2, 0, 1)).reshape(count * num_batch, outer)
+        order = (0, 2, 1) if dims.is_batch_first else (2, 0, 1)
+        return jnp.transpose(x, order).reshape(count * num_batch, outer)
 
-    return Groups(own(starts), own(sizes))
+    return Groups(own(before + starts), own(jnp.maximum(ends - starts, 0)))
 
 
 def _merged(x: jax.Array, *runs: _Run) -> jax.Array:
@@ -202,111 +257,86 @@ def _merged(x: jax.Array, *runs: _Run) -> jax.Array:
     return lax.transpose(x, order).reshape(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Sizes of a whole operator whose rows are not in the batch.
-
-    Attributes:
-        num_rows: Rows of all groups.
-        num_groups: Groups; those of each sequence count by themselves.
-        num_matrices: Matrices that rows are multiplied with, or that are made of rows.
-        widths: Elements of a row of the left operand, and of the result or the right operand.
-        itemsize: Bytes of an element of the left operand.
-        is_contracted: Whether rows are contracted.
-    """
-
-    num_rows: int
-    num_groups: int
-    num_matrices: int
-    widths: tuple[int, int]
-    itemsize: int
-    is_contracted: bool
-
-    @staticmethod
-    def of(eqn: Equation) -> _Sizes:
-        """Return the sizes of an equation."""
-        lhs, rhs, sizes = eqn.in_avals
-        dims = _Dims.of(eqn.params["ragged_dot_dimension_numbers"], lhs.ndim, rhs.ndim)
-        num_batch = math.prod(lhs.shape[i] for i in dims.batch[0])
-        outer = math.prod(lhs.shape[i] for i in dims.rows[0][: dims.num_outer])
-        num_matrices = num_batch * sizes.shape[-1]
-        width = math.prod(lhs.shape[i] for i in (*dims.contracted[0], *dims.free[0]))
-        return _Sizes(
-            num_rows=num_batch * math.prod(lhs.shape[i] for i in dims.rows[0]),
-            num_groups=num_matrices * outer,
-            num_matrices=num_matrices,
-            widths=(width, math.prod(rhs.shape[i] for i in dims.free[1])),
-            itemsize=lhs.dtype.itemsize,
-            is_contracted=not dims.groups,
-        )
-
-    @property
-    def strip(self) -> int:
-        """Rows of a strip at most."""
-        return strip_rows(self.num_rows, self.num_groups)
-
-    @property
-    def num_strips(self) -> float:
-        """Strips, if each group but the empty ones fills half of its last one."""
-        return self.num_rows / self.strip + min(self.num_groups, self.num_rows) / 2
-
-
 def ragged_dot_flop(eqn: Equation) -> float:
-    """2 x rows x columns x contracted, with the rows that fill the last strip of each group.
+    """2 x rows x columns x contracted, with what fills the last strip of each group.
 
     Where groups are split each device has its share of the rows if the groups are equally large.
     """
+    lhs, rhs, sizes = eqn.in_avals
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
     if _is_of_batch(eqn):
-        (contracted, _), _ = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
-        width = math.prod(eqn.in_avals[0].shape[i] for i in contracted)
+        (contracted, _), _ = numbers.dot_dimension_numbers
+        width = math.prod(lhs.shape[i] for i in contracted)
         return 2.0 * math.prod(eqn.out_avals[0].shape) * width
-    sizes = _Sizes.of(eqn)
-    return 2.0 * sizes.num_strips * sizes.strip * math.prod(sizes.widths)
+    dims = _Dims.of(numbers, lhs.ndim, rhs.ndim)
+    width, columns = (math.prod(run) for run in _widths(eqn, dims))
+    num_rows = math.prod(lhs.shape) // max(1, width)
+    num_groups = sizes.shape[-1] * math.prod(lhs.shape[i] for i in dims.batch[0])
+    return 2.0 * computed_rows(num_rows, num_groups) * width * columns
 
 
 def ragged_dot_scratch(eqn: Equation) -> Scratch | None:
-    """A matrix, or its sums, and a strip of rows of both kinds.
+    """A matrix, or its sums, and a strip of rows of both kinds; operands that lie otherwise.
 
-    A device holds them whole, however rows and groups are split.
+    A device holds them whole, however rows and groups are split.  It reads each of its matrices for
+    each strip: for some strips however few rows it has, for more of them if it has many.
 
     Source: temporaries of both products, compiled by XLA:GPU (JAX 0.10.2).
     """
     if _is_of_batch(eqn):
         return None
-    sizes = _Sizes.of(eqn)
-    elements, strips = math.prod(sizes.widths), sizes.num_strips
-    of_sums = max(_SUM_BYTES, eqn.out_avals[0].dtype.itemsize)
+    lhs, rhs, sizes = eqn.in_avals
+    (out,) = eqn.out_avals
+    dims = _Dims.of(eqn.params["ragged_dot_dimension_numbers"], lhs.ndim, rhs.ndim)
+    width, columns = (math.prod(run) for run in _widths(eqn, dims))
+    num_matrices = math.prod(lhs.shape[i] for i in dims.batch[0]) * sizes.shape[-1]
+    num_rows = math.prod(lhs.shape) // max(1, width)
+    is_made = not dims.groups
+    of_row = width * lhs.dtype.itemsize
+    of_other = columns * (rhs if is_made else out).dtype.itemsize
+    # A matrix is read for each strip; sums are read and written.
+    sum_bytes = max(_SUM_BYTES, out.dtype.itemsize)
+    of_matrix = width * columns * (sum_bytes if is_made else rhs.dtype.itemsize)
+    each = (2 if is_made else 1) * of_matrix
     # Rows are copied; those of the result are made, and put among others.
-    moved = 2 * sum(sizes.widths) + (0 if sizes.is_contracted else sizes.widths[1])
-    # A matrix is copied once and read for each strip; sums are written and read for each.
-    of_matrices = (
-        (2 * strips + sizes.num_matrices) * of_sums
-        if sizes.is_contracted
-        else (strips + sizes.num_matrices) * sizes.itemsize
+    moved = 2 * of_row + (2 if is_made else 3) * of_other
+    runs = (
+        (lhs, (*dims.batch[0], *dims.rows[0], *dims.contracted[0], *dims.free[0])),
+        (
+            rhs,
+            sum(dims.of_matrices, ())
+            if dims.groups
+            else (*dims.batch[1], *dims.rows[1], *dims.free[1]),
+        ),
     )
-    rule, numbers = ragged_dot_rule(eqn), eqn.params["ragged_dot_dimension_numbers"]
-    dims = _Dims.of(numbers, *(aval.ndim for aval in eqn.in_avals[:2]))
-    of_width = [
-        rule.operands[side][i]
+    copied = [aval for aval, order in runs if list(order) != sorted(order)]
+    rule = ragged_dot_rule(eqn)
+    loops = {
+        loop
         for side in (0, 1)
         for i in (*dims.contracted[side], *dims.free[side])
-    ]
+        for loop in rule.operands[side][i]
+    }
+    of_groups = rule.operands[1][dims.groups[0]] if dims.groups else rule.results[0][0]
+    of_batch = [loop for i in dims.batch[0] for loop in rule.operands[0][i]]
+    strip = strip_rows(num_rows, num_matrices)
     return Scratch(
-        num_bytes=float(
-            elements * (of_sums if sizes.is_contracted else sizes.itemsize)
-            + sizes.strip * sum(sizes.widths) * sizes.itemsize
-        ),
+        num_bytes=float(of_matrix + strip * (of_row + of_other)),
         share=1.0,
-        traffic_bytes=elements * of_matrices + sizes.num_rows * moved * sizes.itemsize,
-        loops=tuple(sorted({loop for loops in of_width for loop in loops})),
+        traffic_bytes=num_rows * (moved + each / MOST_ROWS),
+        whole_bytes=float(sum(aval.size * aval.dtype.itemsize for aval in copied)),
+        loops=tuple(sorted(loops)),
+        # A matrix is copied, or what was summed is written, too.
+        unsplit_traffic_bytes=num_matrices * ((STRIPS_OF_GROUP + 0.5) * each + of_matrix),
+        traffic_loops=tuple(sorted({*loops, *of_groups, *of_batch})),
     )
 
 
-def _is_of_batch(eqn: Equation) -> bool:
-    """Return whether the rows of a group are those of the batch: groups then change nothing."""
-    numbers = eqn.params["ragged_dot_dimension_numbers"]
-    _, (batch, _) = numbers.dot_dimension_numbers
-    return numbers.lhs_ragged_dimensions[0] in batch
+def _widths(eqn: Equation, dims: _Dims) -> tuple[list[int], list[int]]:
+    """Return the sizes of what a row of the left operand has, and of the columns."""
+    lhs, rhs, _ = eqn.in_avals
+    width = [lhs.shape[i] for i in (*dims.contracted[0], *dims.free[0])]
+    return width, [rhs.shape[i] for i in dims.free[1]]
 
 
 TABLE = {

@@ -1,4 +1,4 @@
-"""Products of rows in groups, strip by strip: a strip has rows of one group, and no more than fit.
+"""Products of rows in groups, strip by strip: a strip has rows of one group.
 
 JAX gives `ragged_dot_general` to XLA as a dense product, once for each group, but on TPUs; with
 groups of rows in each of several sequences XLA compiles it for no GPU and no TPU at all (JAX
@@ -20,28 +20,40 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-# Rows of a strip: half of a group of middle size, so that what fills the last one is a quarter of
-# the work at most; but not so few that a matrix takes longer to read than to multiply with.
-_FEWEST, _MOST, _STRIPS_OF_GROUP = 128, 1024, 2
+# Rows of a strip: half of a group of middle size, so that the half of the last one that is empty is
+# a quarter of the work; but not so few that a matrix takes longer to read than to multiply with.
+FEWEST_ROWS, MOST_ROWS, STRIPS_OF_GROUP = 128, 1024, 2
 
 # The carry of a loop over strips: arrays of one group, or of all.
 _Carry = Any
 
 
 def strip_rows(num_rows: int, num_groups: int) -> int:
-    """Return how many rows a strip has at most: a power of two, or all rows.
+    """Return how many rows a strip has: a power of two, or all rows.
 
     Args:
         num_rows: Rows of all groups.
-        num_groups: Groups; those of each sequence count by themselves.
+        num_groups: Groups, each of all sequences.
     """
-    wanted = num_rows // (max(1, num_groups) * _STRIPS_OF_GROUP)
+    wanted = num_rows // (max(1, num_groups) * STRIPS_OF_GROUP)
     power = 1 << max(0, wanted.bit_length() - 1)
-    return max(1, min(num_rows, max(_FEWEST, min(_MOST, power))))
+    return max(1, min(num_rows, max(FEWEST_ROWS, min(MOST_ROWS, power))))
+
+
+def computed_rows(num_rows: int, num_groups: int) -> float:
+    """Return how many rows are computed if groups have equally many, with what fills strips.
+
+    Args:
+        num_rows: Rows of all groups.
+        num_groups: Groups, each of all sequences.
+    """
+    fewest = min(FEWEST_ROWS, num_rows)
+    filled = max(num_rows / (2 * STRIPS_OF_GROUP), num_groups * fewest / 2)
+    return max(num_rows + filled, float(min(num_groups, num_rows) * fewest))
 
 
 class Groups(NamedTuple):
-    """Where the rows of each matrix are.
+    """Where the rows of each matrix are: one run of them in each sequence.
 
     Attributes:
         first: Number of the first row: (matrix, sequence).
@@ -51,51 +63,35 @@ class Groups(NamedTuple):
     first: Array
     length: Array
 
+    def rows(self, matrix: Array, strip: Array, size: int, beyond: int) -> Array:
+        """Return the numbers of the rows of a strip.
 
-class _Strips(NamedTuple):
-    """The strips of groups.
-
-    Attributes:
-        groups: The groups.
-        size: Rows of a strip at most.
-    """
-
-    groups: Groups
-    size: int
+        Args:
+            matrix: Number of the matrix.
+            strip: Number of the strip among those of the matrix.
+            size: Rows of a strip.
+            beyond: The number that stands where the rows of the matrix are at an end.
+        """
+        first, length = self.first[matrix], self.length[matrix]
+        ends = jnp.cumsum(length)
+        place = strip * size + jnp.arange(size, dtype=ends.dtype)
+        sequence = jnp.sum(place[:, None] >= ends, axis=1)
+        shift = jnp.take(first - (ends - length), sequence, mode="clip")
+        return jnp.where(place < ends[-1], place + shift, beyond)
 
     def run(
-        self, matrix: Array, body: Callable[[Array, Array, _Carry], _Carry], carry: _Carry
+        self, matrix: Array, size: int, body: Callable[[Array, _Carry], _Carry], carry: _Carry
     ) -> _Carry:
         """Run a body for each strip of a matrix.
 
         Args:
             matrix: Number of the matrix.
-            body: Takes the numbers of the first row and of the row behind the last one, and what
-                goes from strip to strip.
+            size: Rows of a strip.
+            body: Takes the number of the strip, and what goes from strip to strip.
             carry: What the first strip gets.
         """
-        first, length = self.groups.first[matrix], self.groups.length[matrix]
-        counts = -(-length // self.size)
-        ends = jnp.cumsum(counts)
-
-        def turn(number: Array, carry: _Carry) -> _Carry:
-            sequence = jnp.sum(number >= ends)
-            before = (number - (ends - counts)[sequence]) * self.size
-            start = first[sequence] + before
-            stop = start + jnp.minimum(length[sequence] - before, self.size)
-            return body(start, stop, carry)
-
-        return lax.fori_loop(jnp.zeros_like(ends[-1]), ends[-1], turn, carry)
-
-    def rows(self, x: Array, start: Array) -> tuple[Array, Array]:
-        """Return as many rows as a strip has, from its first on if there are, and their first."""
-        at = jnp.minimum(start, x.shape[0] - self.size)
-        return lax.dynamic_slice_in_dim(x, at, self.size), at
-
-    def has(self, at: Array, start: Array, stop: Array) -> Array:
-        """Return which of the rows from `at` on a strip has: (row, 1)."""
-        number = at + lax.broadcasted_iota(at.dtype, (self.size, 1), 0)
-        return (start <= number) & (number < stop)
+        count = -(-jnp.sum(self.length[matrix]) // size)
+        return lax.fori_loop(jnp.zeros_like(count), count, body, carry)
 
 
 @partial(jax.jit, static_argnames=("is_turned", "strip", "dtype", "precision"))
@@ -116,31 +112,28 @@ def rows_by_matrices(
         matrices: (matrix, contracted, column), or (matrix, column, contracted).
         groups: The rows of each matrix.
         is_turned: Whether the contracted dim of the matrices is the last one.
-        strip: Rows of a strip at most.
+        strip: Rows of a strip.
         dtype: Of the result.
         precision: As in `lax.dot_general`.
 
     Returns:
         (row, column).
     """
-    strips = _Strips(groups, strip)
 
     def of_matrix(number: Array, out: Array) -> Array:
         matrix = lax.dynamic_index_in_dim(matrices, number, keepdims=False)
 
-        def of_strip(start: Array, stop: Array, out: Array) -> Array:
-            some, at = strips.rows(rows, start)
+        def of_strip(turn: Array, out: Array) -> Array:
+            which = groups.rows(number, turn, strip, len(rows))
             made = lax.dot_general(
-                some, matrix, (((1,), (int(is_turned),)), ((), ())),
+                _taken(rows, which), matrix, (((1,), (int(is_turned),)), ((), ())),
                 precision=precision, preferred_element_type=dtype,
             )  # fmt: skip
-            others = lax.dynamic_slice_in_dim(out, at, strip)
-            made = jnp.where(strips.has(at, start, stop), made, others)
-            return lax.dynamic_update_slice_in_dim(out, made, at, 0)
+            return out.at[which].set(made, mode="drop", unique_indices=True)
 
-        return strips.run(number, of_strip, out)
+        return groups.run(number, strip, of_strip, out)
 
-    out = jnp.zeros((rows.shape[0], matrices.shape[1 if is_turned else 2]), dtype)
+    out = jnp.zeros((len(rows), matrices.shape[1 if is_turned else 2]), dtype)
     return lax.fori_loop(0, len(matrices), of_matrix, out)
 
 
@@ -154,8 +147,8 @@ def rows_by_rows(
         left: (row, one).
         right: (row, other).
         groups: The rows of each matrix.
-        strip: Rows of a strip at most.
-        dtype: Of the result; sums of strips have 32 bits or more.
+        strip: Rows of a strip.
+        dtype: Of the result; sums of floats have 32 bits or more.
         precision: As in `lax.dot_general`.
 
     Returns:
@@ -164,22 +157,22 @@ def rows_by_rows(
     is_short = jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize < 4
     of_sums = np.dtype(np.float32) if is_short else dtype
     shape = (left.shape[-1], right.shape[-1])
-    strips = _Strips(groups, strip)
 
     def of_matrix(number: Array, out: Array) -> Array:
-        def of_strip(start: Array, stop: Array, sums: Array) -> Array:
-            (one, at), (other, _) = strips.rows(left, start), strips.rows(right, start)
-            has = strips.has(at, start, stop)
+        def of_strip(turn: Array, sums: Array) -> Array:
+            which = groups.rows(number, turn, strip, len(left))
             return sums + lax.dot_general(
-                jnp.where(has, one, jnp.zeros_like(one)),
-                jnp.where(has, other, jnp.zeros_like(other)),
-                (((0,), (0,)), ((), ())),
-                precision=precision,
-                preferred_element_type=of_sums,
-            )
+                _taken(left, which), _taken(right, which), (((0,), (0,)), ((), ())),
+                precision=precision, preferred_element_type=of_sums,
+            )  # fmt: skip
 
-        sums = strips.run(number, of_strip, jnp.zeros(shape, of_sums))
+        sums = groups.run(number, strip, of_strip, jnp.zeros(shape, of_sums))
         return lax.dynamic_update_index_in_dim(out, sums.astype(dtype), number, 0)
 
     num_matrices = len(groups.first)
     return lax.fori_loop(0, num_matrices, of_matrix, jnp.zeros((num_matrices, *shape), dtype))
+
+
+def _taken(x: Array, which: Array) -> Array:
+    """Return rows by their numbers; 0 for a number beyond them."""
+    return x.at[which].get(mode="fill", fill_value=0)
