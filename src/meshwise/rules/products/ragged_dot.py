@@ -161,8 +161,8 @@ def local_ragged_dot(
     of_groups = rule.operands[1][dims.groups[0]] if dims.groups else rule.results[0][0]
     count = shards.local_size(of_groups[0]) if of_groups else sizes.shape[-1]
     if shards.is_planned:  # Nothing is split but sequences; groups may be padded, and are empty.
-        more = max(0, count - sizes.shape[-1])
-        sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])
+        if more := count - sizes.shape[-1]:
+            sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])
         return rebind(eqn, (lhs, rhs, sizes), out_sharding=None)
     dtype = eqn.out_avals[0].dtype
     if not (lhs.size and rhs.size and sizes.size):
