@@ -57,9 +57,9 @@ class Scratch:
         whole_bytes: Bytes, of the whole operator, of values of which a device holds its whole part
             at once.
         loops: The loops whose parts divide what a device holds; None: all.
-        unsplit_traffic_bytes: More bytes of that kind, of the whole operator, which a device writes
-            and reads but for the parts of `traffic_loops`.
-        traffic_loops: The loops whose parts divide these.
+        unsplit_traffic_bytes: More bytes that the whole operator writes and reads; only the parts
+            of `traffic_loops` divide them among devices.
+        traffic_loops: These loops.
     """
 
     num_bytes: float

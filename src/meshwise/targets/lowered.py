@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -75,22 +75,22 @@ def step_program(traced: TracedStep, plan: Plan, platform: str) -> TargetProgram
     """
     mesh = abstract_mesh(plan.mesh)
     specs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in traced.in_avals]
-    with _lowering("the step", platform, lambda: traced.graph):
+    with _lowering("the step", platform, traced.graph):
         jitted = jitted_step(traced, plan.decision, plan.mesh, mesh, platform)
         lowered = jitted.trace(*specs).lower(lowering_platforms=(platform,))
     return target_program("the step", lowered, plan.mesh.num_devices, platform)
 
 
 @contextmanager
-def _lowering(name: str, platform: str, graph: Callable[[], Graph]) -> Iterator[None]:
-    """Raise a `ProgramError` that names what is lowered, whatever JAX raises."""
+def _lowering(name: str, platform: str, graph: Graph | None = None) -> Iterator[None]:
+    """Raise a `ProgramError` that names what is lowered, and its callbacks, whatever JAX raises."""
     try:
         yield
     except (MeshwiseError, AssertionError):
         raise
     except Exception as error:  # Of any kind: kernels and rules of lowering raise their own.
         reason = str(error) or repr(error)
-        if calls := dict.fromkeys(_callbacks(graph())):
+        if calls := dict.fromkeys(() if graph is None else _callbacks(graph)):
             reason = (
                 f"it calls Python ({', '.join(calls)}), for which the devices must be here; verify "
                 f"the step without these calls (JAX: {reason})"
@@ -166,12 +166,7 @@ def pipeline_programs(
     stage_of = [s for s, decided in enumerate(decisions) for _ in decided]
     for k, s in enumerate(stage_of):
         platform, num_devices = platforms[s], plan.stages[s].mesh.num_devices
-        remat = plan.stages[s].remat
-        with _lowering(
-            f"layer {k}",
-            platform,
-            lambda k=k, remat=remat: layers.graph(k, k, plan.num_microbatches, remat).graph,
-        ):
+        with _lowering(f"layer {k}", platform):
             made = next(found)
         parts = made.parts.map(
             lambda name, part, k=k, where=(num_devices, platform): (

@@ -1,10 +1,10 @@
 """Products of rows in groups, strip by strip: a strip has rows of one group.
 
-JAX gives `ragged_dot_general` to XLA as a dense product, once for each group, but on TPUs; with
-groups of rows in each of several sequences XLA compiles it for no GPU and no TPU at all (JAX
-0.10.2).  Here one loop goes over groups, and one in it over the strips of a group: each row is
-multiplied once, besides what fills the last strip of a group, and groups of other devices are left
-out.
+JAX gives `ragged_dot_general` to XLA:GPU and XLA:CPU as a dense product of all rows with each
+matrix.  With groups in each of several sequences neither XLA:GPU nor XLA:TPU compiles it (JAX
+0.10.2).  Here one loop goes over groups, and one in it over the strips of a group.  So each row is
+multiplied once, and groups of other devices are left out.  The last strip of a group is filled with
+zeros.
 
 Source: Gale et al. 2023 (MegaBlocks), section 4, for blocks of rows of one expert.
 """
@@ -41,7 +41,7 @@ def strip_rows(num_rows: int, num_groups: int) -> int:
 
 
 def computed_rows(num_rows: int, num_groups: int) -> float:
-    """Return how many rows are computed if groups have equally many, with what fills strips.
+    """Return how many rows are computed, with those that fill strips, if groups are equally large.
 
     Args:
         num_rows: Rows of all groups.
@@ -70,14 +70,15 @@ class Groups(NamedTuple):
             matrix: Number of the matrix.
             strip: Number of the strip among those of the matrix.
             size: Rows of a strip.
-            beyond: The number that stands where the rows of the matrix are at an end.
+            beyond: The number of all rows; numbers from it on stand behind the last row of the
+                matrix, each once.
         """
         first, length = self.first[matrix], self.length[matrix]
         ends = jnp.cumsum(length)
         place = strip * size + jnp.arange(size, dtype=ends.dtype)
         sequence = jnp.sum(place[:, None] >= ends, axis=1)
         shift = jnp.take(first - (ends - length), sequence, mode="clip")
-        return jnp.where(place < ends[-1], place + shift, beyond)
+        return jnp.where(place < ends[-1], place + shift, beyond + place)
 
     def run(
         self, matrix: Array, size: int, body: Callable[[Array, _Carry], _Carry], carry: _Carry
