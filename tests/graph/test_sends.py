@@ -46,11 +46,11 @@ GRADIENT = Tensor(shape=(KEYS, FEATURES), dtype="float32", itemsize=4)
 def test_operands_go_round_until_each_was_everywhere_and_results_until_they_are_home() -> None:
     of_keys, of_gradients = KEYS * FEATURES * 2, KEYS * FEATURES * 4
     assert sends(FORWARD, (0,), (4,), [QUERIES, KEY_ROWS], [QUERIES]) == (
-        Send((0,), 4, of_keys, 3, in_turns=True),
+        Send("permute", (0,), 4, of_keys, 3, in_turns=True),
     )
     assert sends(BACKWARD, (0,), (4,), [QUERIES, KEY_ROWS], [QUERIES, GRADIENT]) == (
-        Send((0,), 4, of_keys, 3, in_turns=True),
-        Send((0,), 4, of_gradients, 4, in_turns=True),
+        Send("permute", (0,), 4, of_keys, 3, in_turns=True),
+        Send("permute", (0,), 4, of_gradients, 4, in_turns=True),
     )
 
 
@@ -64,8 +64,8 @@ def test_halves_are_exchanged_before_and_after() -> None:
         found = sends(HALVED, (0,), (count,), [QUERIES, KEY_ROWS], [QUERIES])
         halves = [of_rows // 2, of_keys // 2, of_rows // 2]
         assert found == (
-            Send((0,), count, of_keys, count - 1, in_turns=True),
-            *(Send((0,), count, num_bytes, times) for num_bytes in halves),
+            Send("permute", (0,), count, of_keys, count - 1, in_turns=True),
+            *(Send("permute", (0,), count, num_bytes, times) for num_bytes in halves),
         )
 
 

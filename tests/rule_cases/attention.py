@@ -14,14 +14,8 @@ from jax import lax
 from meshwise.graph.chunks import MOST_KEYS
 from meshwise.rules.attention.blocks import Attention
 from meshwise.rules.attention.operators import attention_gradient_p, attention_p
-from meshwise.rules.attention.scores import (
-    KEY,
-    ROW,
-    Elementwise,
-    Number,
-    Positions,
-    Scores,
-)
+from meshwise.rules.attention.scores import KEY, ROW, Positions, Scores
+from meshwise.rules.steps import Elementwise, Number
 from rule_cases.case import Case, bools, floats
 
 _SELECT = lax.select_n_p

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from meshwise.rules.products.row_function import RowFunction, RowProduct
 from meshwise.rules.products.strips import (
     Groups,
+    Strips,
     computed_rows,
     rows_by_matrices,
     rows_by_rows,
@@ -39,7 +41,7 @@ def _values(*shape: int) -> np.ndarray:
 
 
 def _options(strip: int) -> Any:
-    return {"strip": strip, "dtype": np.dtype(np.float32), "precision": None}
+    return {"strips": Strips(strip, 1), "precision": None}
 
 
 @pytest.mark.parametrize("strip", [1, 2, 4, 8, 3 * ROWS])
@@ -47,7 +49,8 @@ def _options(strip: int) -> Any:
 def test_rows_by_matrices(is_turned: bool, strip: int) -> None:
     rows, matrices = _values(3 * ROWS, WIDTH), _values(4, WIDTH, COLUMNS)
     given = matrices.transpose(0, 2, 1) if is_turned else matrices
-    got = rows_by_matrices(rows, given, _groups(), is_turned=is_turned, **_options(strip))
+    function = RowFunction((RowProduct(0, 0, is_turned, "float32", None),))
+    got = rows_by_matrices(rows, [given], _groups(), function=function, strips=Strips(strip, 1))
     of_row = _of_row()
     want = np.einsum("rw,rwc->rc", rows, matrices[of_row]) * (of_row >= 0)[:, None]
     np.testing.assert_array_equal(got, want)
@@ -59,23 +62,24 @@ def test_rows_by_rows(strip: int) -> None:
     of_row = _of_row()
     # What lies in rows of no group goes into no sum.
     left[of_row < 0], right[of_row < 0] = np.nan, np.inf
-    got = rows_by_rows(left, right, _groups(), **_options(strip))
+    before = _values(4, WIDTH, COLUMNS)
+    got = rows_by_rows(left, right, _groups(), before, **_options(strip))
     want = [left[of_row == m].T @ right[of_row == m] for m in range(4)]
-    np.testing.assert_array_equal(got, np.stack(want))
+    np.testing.assert_array_equal(got, before + np.stack(want))
 
 
 def test_sums_of_short_floats_are_long() -> None:
     left = jnp.ones((512, 1), jnp.bfloat16)
     groups = Groups(jnp.array([[0]]), jnp.array([[512]]))
-    options = {**_options(1), "dtype": np.dtype(jnp.bfloat16)}
-    assert rows_by_rows(left, left, groups, **options)[0, 0, 0] == 512
+    nothing = jnp.zeros((1, 1, 1), jnp.bfloat16)
+    assert rows_by_rows(left, left, groups, nothing, **_options(1))[0, 0, 0] == 512
 
 
 def test_a_strip_is_half_of_a_group_between_bounds() -> None:
-    assert [strip_rows(8192, groups) for groups in (1, 8, 16, 64, 8192)] == [
+    assert [strip_rows(8192, groups, 1024) for groups in (1, 8, 16, 64, 8192)] == [
         1024, 512, 256, 128, 128,
     ]  # fmt: skip
-    assert [strip_rows(rows, 4) for rows in (0, 1, 100)] == [1, 1, 100]
+    assert [strip_rows(rows, 4, 1024) for rows in (0, 1, 100)] == [1, 1, 100]
 
 
 def test_what_fills_strips_is_counted() -> None:

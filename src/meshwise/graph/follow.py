@@ -18,7 +18,7 @@ from meshwise.graph.loops import (
     operand_layouts,
     result_layouts,
 )
-from meshwise.graph.sends import ring_axes
+from meshwise.graph.sends import waits_for_all
 
 
 def strategy_for_result(
@@ -52,7 +52,7 @@ def strategy_for_result(
     chosen = tuple(strategy)
     if not is_feasible(rule, chosen, sizes) or any(edges(rule, chosen, sizes)):
         return None
-    if ring_axes(rule, chosen, sizes):
+    if waits_for_all(rule, chosen, sizes):
         return None
     results = result_layouts(rule, chosen, sizes)
     operands = operand_layouts(rule, chosen, sizes)

@@ -60,6 +60,16 @@ class Scratch:
         unsplit_traffic_bytes: More bytes that the whole operator writes and reads; only the parts
             of `traffic_loops` divide them among devices.
         traffic_loops: These loops.
+        strip_traffic_bytes: Bytes of the matrices of groups that it reads with each strip of rows,
+            where strips have as many rows as they may; a device has its share of them, but at least
+            its part of `least_strip_traffic_bytes`.
+        least_strip_traffic_bytes: Bytes where groups have few strips; divided like
+            `unsplit_traffic_bytes`.
+        row_bytes: Of `num_bytes` those of one row of a strip; 0 if it has no strips.
+        matrix_bytes: Bytes of the matrix of one group, or of its sums: held beside the rest where a
+            device has more groups than one.
+        sum_bytes: Bytes of the sums of one group that lie beside the result, for all groups of a
+            device, where rows come in rounds.
     """
 
     num_bytes: float
@@ -69,6 +79,11 @@ class Scratch:
     loops: tuple[int, ...] | None = None
     unsplit_traffic_bytes: float = 0.0
     traffic_loops: tuple[int, ...] = ()
+    strip_traffic_bytes: float = 0.0
+    least_strip_traffic_bytes: float = 0.0
+    row_bytes: float = 0.0
+    matrix_bytes: float = 0.0
+    sum_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

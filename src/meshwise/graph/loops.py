@@ -114,6 +114,31 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Rows that go to the devices of their groups, and whose results come back.
+
+    Axes of its loop split the rows and also the groups, although no dim follows it: each device has
+    some rows of all groups, and the matrices of some groups.  The rows go there in rounds of equal
+    size, as many as the fullest pair of devices needs.
+
+    Attributes:
+        loop: The loop of these axes.
+        rows: The loop that the outermost dim of the rows follows.
+        groups: The loop that the dim of the groups follows; no axis splits it then.
+        operands: Operands that have rows.
+        results: Results that have rows.
+        dims: For each of these operands, and then results, the dims of its rows.
+    """
+
+    loop: int
+    rows: int
+    groups: int
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    dims: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoopRule:
     """The loop structure of one operator (its factor rule).
 
@@ -129,6 +154,7 @@ class LoopRule:
         ruled: False for an operator without a rule: it runs replicated and is reported.
         halos: Operand dims whose blocks overlap, in the order in which edges are exchanged.
         ring: What goes round the devices; None where nothing does.
+        dispatch: Rows that go to the devices of their groups; None where none may.
     """
 
     loops: tuple[Loop, ...]
@@ -139,6 +165,7 @@ class LoopRule:
     ruled: bool = True
     halos: tuple[Halo, ...] = ()
     ring: Ring | None = None
+    dispatch: Dispatch | None = None
 
 
 def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
@@ -153,6 +180,20 @@ def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
     return tuple([a for a, choice in enumerate(strategy) if choice == loop])
 
 
+def axes_along(rule: LoopRule, strategy: Strategy, loop: int) -> tuple[int, ...]:
+    """Return the mesh axes that split the dims that follow a loop, major to minor (ascending).
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        loop: Position of the loop.
+    """
+    dispatch = rule.dispatch
+    if dispatch is None or loop not in (dispatch.rows, dispatch.groups):
+        return axes_of_loop(strategy, loop)
+    return tuple([a for a, choice in enumerate(strategy) if choice in (loop, dispatch.loop)])
+
+
 def dim_axes(
     rule: LoopRule, strategy: Strategy, loops: tuple[int, ...], sizes: Sequence[int]
 ) -> tuple[int, ...] | None:
@@ -162,11 +203,11 @@ def dim_axes(
     or goes round over the same rows.
     """
     if len(loops) == 1:
-        return axes_of_loop(strategy, loops[0])
+        return axes_along(rule, strategy, loops[0])
     axes: tuple[int, ...] = ()
     complete = True
     for loop in loops:
-        here = axes_of_loop(strategy, loop)
+        here = axes_along(rule, strategy, loop)
         if here and not complete:
             return None
         axes += here
@@ -181,7 +222,7 @@ def _split_dims(
 ) -> tuple[tuple[int, ...], ...] | None:
     out: list[tuple[int, ...]] = []
     for loops in dims:
-        if len(loops) == 1 and loops[0] not in strategy:
+        if len(loops) == 1 and loops[0] not in strategy and rule.dispatch is None:
             out.append(())
             continue
         axes = dim_axes(rule, strategy, loops, sizes)
@@ -275,7 +316,8 @@ def halo_loop(rule: LoopRule, halo: Halo) -> int:
 def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
     """Return whether loops are cut into equal parts, and no edge is longer than a block.
 
-    The rows of a ring are cut along both of its loops, and what goes round along the first.
+    The rows of a ring are cut along both of its loops, and what goes round along the first.  Where
+    rows are dispatched, groups are split by the same axes alone.
 
     Args:
         rule: The loops of the operator.
@@ -289,6 +331,13 @@ def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
         parts = loop_parts(strategy, halo_loop(rule, halo), sizes)
         if parts > 1 and (halo.size % parts or halo.size // parts < max(halo.low, halo.high)):
             return False
+    if rule.dispatch is not None and rule.dispatch.loop in strategy:
+        if rule.dispatch.groups in strategy:
+            return False
+        for loop in (rule.dispatch.rows, rule.dispatch.groups):
+            parts = math.prod(sizes[a] for a in axes_along(rule, strategy, loop))
+            if rule.loops[loop].size % parts:
+                return False
     if rule.ring is not None:
         parts = loop_parts(strategy, rule.ring.loop, sizes)
         further = loop_parts(strategy, rule.ring.rows, sizes)

@@ -1,4 +1,4 @@
-"""What an operator sends while it runs: edges of blocks, and blocks that go round a ring.
+"""What an operator sends while it runs: edges, blocks of a ring, rows that go to their groups.
 
 All else that devices send is a change of layout.
 """
@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from meshwise.cluster.collectives import ALL_GATHER, ALL_TO_ALL, PERMUTE
 from meshwise.graph.chunks import num_query_blocks
+from meshwise.graph.dispatch import COUNT_BYTES, ROUNDS, dispatch_axes, round_of
 from meshwise.graph.graph import Tensor
 from meshwise.graph.halo import edge_elements
 from meshwise.graph.layout import local_shape
@@ -24,9 +26,10 @@ from meshwise.graph.loops import (
 
 
 class Send(NamedTuple):
-    """One permute, or several equal ones.
+    """One collective, or several equal ones.
 
     Attributes:
+        kind: `permute`, `all-to-all` or `all-gather`.
         axes: Mesh axes of the group, in mesh order; none of size 1.
         group_size: Devices in one group.
         num_bytes: B of docs/facts.md section 1: what all devices of a group send together.
@@ -34,6 +37,7 @@ class Send(NamedTuple):
         in_turns: Whether it goes round while the operator computes.
     """
 
+    kind: str
     axes: tuple[int, ...]
     group_size: int
     num_bytes: int
@@ -52,6 +56,17 @@ def ring_axes(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> tuple
     if rule.ring is None:
         return ()
     return tuple(a for a in axes_of_loop(strategy, rule.ring.loop) if sizes[a] > 1)
+
+
+def waits_for_all(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
+    """Return whether an operator sends more than edges: it is then in order with all others.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: The strategy.
+        sizes: Sizes of the mesh axes.
+    """
+    return bool(ring_axes(rule, strategy, sizes) or dispatch_axes(rule, strategy, sizes))
 
 
 def has_halves(rule: LoopRule, count: int, further: int) -> bool:
@@ -202,7 +217,8 @@ def sends(
     """Return what an operator sends under a strategy.
 
     What goes round is sent as one block: n devices send operands n - 1 times, and results, which
-    come home, n times.  Halves are exchanged before, and back afterwards.
+    come home, n times.  Halves are exchanged before, and back afterwards.  Rows go to their groups
+    in the rounds that they take if all pairs of devices have as many.
 
     Args:
         rule: The loops of the operator.
@@ -214,6 +230,7 @@ def sends(
     shapes = [tensor.shape for tensor in operands] if rule.halos else ()
     found = [
         Send(
+            PERMUTE,
             edge.axes,
             edge.group_size,
             elements * operands[edge.halo.operand].itemsize * edge.group_size,
@@ -227,10 +244,32 @@ def sends(
         blocks = ring_bytes(rule, strategy, sizes, operands, results)
         for num_bytes, times in zip(blocks, (count - 1, count), strict=True):
             if num_bytes:
-                found.append(Send(axes, count, num_bytes * count, times, in_turns=True))
+                found.append(Send(PERMUTE, axes, count, num_bytes * count, times, in_turns=True))
         if takes_halves(rule, strategy, sizes):
             halves = half_bytes(rule, strategy, sizes, operands, results)
             # Of two devices each keeps one of its halves.
             times = min(count - 1, 2)
-            found += [Send(axes, count, num_bytes * count, times) for num_bytes in halves]
-    return tuple(found)
+            found += [Send(PERMUTE, axes, count, num_bytes * count, times) for num_bytes in halves]
+    return (*found, *_dispatched(rule, strategy, sizes, operands, results))
+
+
+def _dispatched(
+    rule: LoopRule,
+    strategy: Strategy,
+    sizes: Sequence[int],
+    operands: Sequence[Tensor],
+    results: Sequence[Tensor],
+) -> list[Send]:
+    """Return the sends of rows that go to their groups: how many rows, the rows, their results."""
+    sent = round_of(rule, strategy, sizes, operands, results)
+    if sent is None or rule.dispatch is None:
+        return []
+    count, axes = sent.num_devices, sent.axes
+    counts = COUNT_BYTES * rule.loops[rule.dispatch.groups].size * count
+    return [
+        Send(ALL_GATHER, axes, count, counts, 1),
+        *(
+            Send(ALL_TO_ALL, axes, count, num_bytes * count, ROUNDS)
+            for num_bytes in (*sent.operands, *sent.results)
+        ),
+    ]

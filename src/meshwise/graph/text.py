@@ -24,7 +24,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeAlias, TypeVar, cast
 
 from meshwise.graph.graph import Graph, Operator, Scratch, Tensor
-from meshwise.graph.loops import PARALLEL, DimMap, Halo, Loop, LoopRule, Ring
+from meshwise.graph.loops import PARALLEL, DimMap, Dispatch, Halo, Loop, LoopRule, Ring
 from meshwise.graph.structure import BodyPart, Structure
 
 Json: TypeAlias = "str | float | bool | Sequence[Json] | Mapping[str, Json] | None"
@@ -156,7 +156,7 @@ def _operator_fields(operator: Operator) -> dict[str, Json]:
 
 
 def _unusual(
-    record: Operator | LoopRule | Structure | BodyPart | Halo | Ring | Scratch,
+    record: Operator | LoopRule | Structure | BodyPart | Halo | Ring | Dispatch | Scratch,
 ) -> dict[str, Json]:
     """Return the fields of a record that have no default value or another one, as JSON."""
     found = {field.name: (getattr(record, field.name), field.default) for field in fields(record)}
@@ -168,7 +168,7 @@ def _unusual(
 
 
 def _plain(value: object) -> Json:
-    if isinstance(value, Structure | BodyPart | Halo | Ring | Scratch):
+    if isinstance(value, Structure | BodyPart | Halo | Ring | Dispatch | Scratch):
         return _unusual(value)
     if isinstance(value, frozenset):
         return sorted(cast(frozenset[int], value))
@@ -302,6 +302,8 @@ def _operator(found: re.Match[str], outputs: Sequence[int], bodies: Sequence[Gra
     rule["halos"] = tuple(_record(Halo, halo) for halo in _objects(data.pop("halos", ())))
     if (ring := data.pop("ring", None)) is not None:
         rule["ring"] = _record(Ring, cast(Mapping[str, Json], ring))
+    if (dispatch := data.pop("dispatch", None)) is not None:
+        rule["dispatch"] = _record(Dispatch, cast(Mapping[str, Json], dispatch))
     operands, results = (_dim_maps(side) for side in cast(str, data.pop("dims")).split(" -> "))
     loops = tuple(_loop(word) for word in cast(str, data.pop("loops")).split())
     structure, scratch = data.pop("structure", None), data.pop("scratch", None)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwise.cluster.collectives import PERMUTE, collective_time_s
+from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator, Tensor
 from meshwise.graph.layout import SUM, Layout, used_axes
@@ -111,10 +111,10 @@ class Evaluator:
     def edges_s(self, member: Member, strategy: Strategy, tensors: Sequence[Tensor]) -> float:
         """Seconds in which a member of a block with these locals exchanges edges and blocks."""
         rule = member.op.rule
-        if not rule.halos and rule.ring is None:
+        if not rule.halos and rule.ring is None and rule.dispatch is None:
             return 0.0
         found = self._sends(member, strategy, tensors)
-        if found and PERMUTE in self.forbid:
+        if any(send.kind in self.forbid for send in found):
             return math.inf
         return sum(send.times * self._send_s(send) for send in found)
 
@@ -159,7 +159,7 @@ class Evaluator:
         return sends(member.op.rule, strategy, self.sizes, operands, results)
 
     def _send_s(self, send: Send) -> float:
-        return collective_time_s(PERMUTE, send.axes, send.num_bytes, self.mesh)
+        return collective_time_s(send.kind, send.axes, send.num_bytes, self.mesh)
 
     # -- one operator alone -------------------------------------------------------------------
 

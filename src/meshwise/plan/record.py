@@ -74,6 +74,7 @@ class PlanRecord:
         padding: Dims that are longer inside than in the user's step.
         joins_attention: Whether each attention that was found in the step is one operator, so that
             its keys may stay split along the sequence.
+        joins_experts: Whether the experts of each layer that were found are one operator.
         verified: The compiler by which it fits, and how full a device is; empty if none was asked.
     """
 
@@ -111,6 +112,7 @@ class PlanRecord:
     warnings: tuple[str, ...] = ()
     padding: Padding = NOT_PADDED
     joins_attention: bool = False
+    joins_experts: bool = False
     verified: str = ""
 
     @property

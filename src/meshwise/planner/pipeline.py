@@ -40,6 +40,7 @@ from meshwise.request.pipeline_pins import PipelinePin, layouts_of, read_pins
 from meshwise.request.pipeline_request import PipelineRequest
 from meshwise.system.collector import collection_paused
 from meshwise.trace.attention.replace import with_attention
+from meshwise.trace.experts.replace import with_experts
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
@@ -72,6 +73,7 @@ def layers_of(
     *,
     statistics: Statistics = "exact",
     joins_attention: bool = False,
+    joins_experts: bool = True,
 ) -> tuple[Layering, float]:
     """Cut a step into layers.
 
@@ -84,6 +86,7 @@ def layers_of(
             operator of each layer; None: as many layers as repeat.
         statistics: "exact", or "local" for statistics of each micro-batch.
         joins_attention: Make each attention that is found one operator.
+        joins_experts: Make the experts of each layer that are found one operator.
 
     Returns:
         The layers, and the FLOP of the forward pass on the whole batch.
@@ -92,6 +95,8 @@ def layers_of(
         TraceError: the step cannot be traced or cut, or no argument is batch data.
     """
     opened = open_step(fun, args, kwargs, signature)
+    if joins_experts:
+        opened = with_experts(opened)
     joined = with_attention(opened) if joins_attention else None
     return layering_of(opened if joined is None else joined, cut, statistics)
 
@@ -185,7 +190,7 @@ def plan_pipeline(
     pins = (*pins, *_asked(request)) if pins else ()
     with collection_paused(), compiling_behind(LATE):
         report("tracing")
-        opened = open_step(fun, args, kwargs, signature)
+        opened = with_experts(open_step(fun, args, kwargs, signature))
 
         def searched(
             step: _CutStep,
@@ -226,6 +231,7 @@ def plan_pipeline(
         method=method,
         parameters=parameters,
         spelling=opened.spelling,
+        joins_experts=opened.joins_experts,
         warnings=(
             *found.plan.warnings,
             *dropped,

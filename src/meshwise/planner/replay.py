@@ -142,6 +142,7 @@ def _layers(call: StepCall, plan: Plan, statistics: Statistics) -> Layering:
         cut,
         statistics=statistics,
         joins_attention=plan.joins_attention,
+        joins_experts=plan.joins_experts,
     )
     if layers.batch_size != plan.batch_size:
         raise PlanError(

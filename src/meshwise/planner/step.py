@@ -35,6 +35,7 @@ from meshwise.request.plan_request import PlanRequest
 from meshwise.schedules.registry import is_forward_only
 from meshwise.system.progress import say
 from meshwise.trace.attention.replace import with_attention
+from meshwise.trace.experts.replace import with_experts
 from meshwise.trace.gradients import refuse_stages
 from meshwise.trace.layers.equations import inlined
 from meshwise.trace.step import (
@@ -216,7 +217,11 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
     @cache
     def opened() -> OpenStep:
         say("tracing")
-        return open_step(call.fun, call.args, call.kwargs, call.signature)
+        step = open_step(call.fun, call.args, call.kwargs, call.signature)
+        # A plan that is followed exactly says what the step was.
+        method = request.method
+        joins = not isinstance(method, Replay) or method.plan.joins_experts
+        return with_experts(step) if joins else step
 
     def traced(step: OpenStep, num_microbatches: int, num_devices: int) -> TracedStep:
         return trace_step(
@@ -247,4 +252,5 @@ def _one_program(call: StepCall, request: PlanRequest) -> PlannedProgram:
     step, plan = make_plan(trace, request, JoinedAttention(trace=attended, is_long=is_long))
     if not isinstance(request.method, Replay):
         plan = with_attention_hint(plan, flat, step.graph)
+        plan = replace(plan, joins_experts=opened().joins_experts)
     return PlannedProgram(traced=step, plan=plan)

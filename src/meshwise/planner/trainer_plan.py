@@ -143,6 +143,7 @@ def _faster(
         parameters=asked.parameters,
         spelling=asked.spelling,
         joins_attention=form.joins_attention,
+        joins_experts=asked.joins_experts,
     )
     return replace(other, plan=plan)
 

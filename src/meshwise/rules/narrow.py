@@ -40,6 +40,8 @@ def without_sums(rule: LoopRule, why: str) -> LoopRule:
     dims = [dim for dims in (*rule.operands, *rule.results) for dim in dims]
     if rule.ring is not None or rule.halos:
         gone = set(every)
+    if rule.dispatch is not None:
+        gone.add(rule.dispatch.loop)
     # A dim stays whole if a part of it does.
     while more := {i for dim in dims if gone & set(dim) for i in dim} - gone:
         gone |= more

@@ -30,7 +30,7 @@ from meshwise.rules.indexed import gather, scatter, slicing
 from meshwise.rules.narrow import is_narrow, without_sums
 from meshwise.rules.pallas import operators as pallas
 from meshwise.rules.primitive import Equation, PrimitiveRule
-from meshwise.rules.products import dot_general, linalg, ragged_dot
+from meshwise.rules.products import dot_general, experts, linalg, ragged_dot
 from meshwise.rules.windows import convolution, reduce_window
 
 # What a reduction of booleans means: their sum is never 2.
@@ -69,6 +69,7 @@ _FAMILIES = (
     cudnn,
     dot_general,
     elementwise,
+    experts,
     gather,
     identity,
     kernel,

@@ -20,7 +20,7 @@ from meshwise.graph.follow import strategy_for_result
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.loops import NONE
-from meshwise.graph.sends import ring_axes
+from meshwise.graph.sends import waits_for_all
 from meshwise.jax_compat.source_lines import source_scope
 from meshwise.plan.counts.walk import LayoutCopies
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
@@ -182,14 +182,14 @@ def _computed(
     """Return the results of an operator without bodies, on local tiles."""
     row, rule, strategy = primitive_rule(node.equation), operator.rule, chosen.strategy
     shards = SpaceShards(rule, strategy, mesh.sizes, mesh.names)
-    axes = ring_axes(rule, strategy, mesh.sizes)
-    if axes:
+    waits = waits_for_all(rule, strategy, mesh.sizes)
+    if waits:
         # What is sent first may wait for less than the rest.
-        operands = order.before_ring(operands)
+        operands = order.before_sending(operands)
     operands = exchange(rule, strategy, mesh.sizes, mesh.names, operands, order.communicate)
     results = row.local(node.equation, shards, operands)
     order.derive(results, operands)
-    if axes:
+    if waits:
         order.after_loop(results)
     return results
 

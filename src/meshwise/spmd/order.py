@@ -98,7 +98,7 @@ class Order:
             out[i] = self._after(out[i], missing)
         return out
 
-    def before_ring(self, operands: Sequence[Array]) -> list[Array]:
+    def before_sending(self, operands: Sequence[Array]) -> list[Array]:
         """Operands of an operator that sends some of them: each waits for all events so far."""
         if not self.is_kept:
             return list(operands)

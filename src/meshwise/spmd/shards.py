@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from meshwise.graph.loops import LoopRule, Strategy, axes_of_loop, loop_parts
+from meshwise.graph.loops import LoopRule, Strategy, axes_along, axes_of_loop
 from meshwise.rules.primitive import Shards
 
 
@@ -33,7 +34,7 @@ class SpaceShards(Shards):
 
     def parts(self, loop: int) -> int:
         """Into how many parts a loop is split."""
-        return loop_parts(self._strategy, loop, self._sizes)
+        return math.prod(self._sizes[a] for a in axes_along(self.rule, self._strategy, loop))
 
     def axis_names(self, loop: int) -> tuple[str, ...]:
         """Names of the mesh axes that split a loop, without those of size 1."""
@@ -41,7 +42,8 @@ class SpaceShards(Shards):
         return tuple(self._names[a] for a in axes if self._sizes[a] > 1)
 
     def _rank(self, loop: int) -> Array:
-        return rank_along(axes_of_loop(self._strategy, loop), self._sizes, self._names)
+        axes = axes_along(self.rule, self._strategy, loop)
+        return rank_along(axes, self._sizes, self._names)
 
     def block_start(self, loop: int) -> Array | int:
         """First global index of the local block."""

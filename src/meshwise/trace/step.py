@@ -177,6 +177,7 @@ class OpenStep:
         warnings: What the user asked for and does not get.
         parameters: Number and name of each positional argument in the user's call.
         spelling: How the user writes paths of arguments, as `plan.spelling` keeps it.
+        joins_experts: Whether the experts of each layer that were found are one operator.
     """
 
     closed: ClosedJaxpr
@@ -191,6 +192,7 @@ class OpenStep:
     warnings: tuple[str, ...]
     parameters: tuple[tuple[int, str], ...]
     spelling: tuple[tuple[str, str], ...]
+    joins_experts: bool = False
 
     @property
     def weak_results(self) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """Every collective that a lowering of a decision emits.
 
 A reduction loop leaves a partial result, and what becomes of it is a change of layout like any
-other.  An operator sends by itself only the edges of its halos, and what goes round its ring.
+other.  An operator sends by itself only the edges of its halos, what goes round its ring, and rows
+that go to their groups.
 
 Source: docs/facts.md section 1 for the bytes; docs/invariants.md, I2.
 """
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from meshwise.cluster.collectives import PERMUTE, collective_time_s
+from meshwise.cluster.collectives import collective_time_s
 from meshwise.cluster.device_kind import bucket_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph
@@ -90,7 +91,7 @@ class Sent(NamedTuple):
 def sent(made: Reshard | Exchange, mesh: LogicalMesh) -> list[Sent]:
     """Return what a transfer sends on a mesh, in order; groups of one device are left out."""
     if isinstance(made, Exchange):
-        return [Sent(PERMUTE, made.axes, made.group_size, made.num_bytes, 0)]
+        return [Sent(made.kind, made.axes, made.group_size, made.num_bytes, 0)]
     tensor = made.tensor
     sharers = tensor.sharers if bucket_of(mesh.device, tensor.sharers) else 0
     return [

@@ -52,9 +52,10 @@ class Reshard(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Edges or blocks that an operator takes from its neighbours while it runs.
+    """What an operator sends while it runs: edges, blocks, rows.
 
     Attributes:
+        kind: `permute`, `all-to-all` or `all-gather`.
         axes: Mesh axes of the group, in mesh order; none of size 1.
         group_size: Devices in one group.
         num_bytes: B of docs/facts.md section 1: what all devices of a group send together.
@@ -62,6 +63,7 @@ class Exchange(NamedTuple):
         where: Operator and source line.
     """
 
+    kind: str
     axes: tuple[int, ...]
     group_size: int
     num_bytes: int
@@ -221,7 +223,7 @@ def exchanges(
     sizes: tuple[int, ...],
     times: int = 1,
 ) -> Iterator[Exchange]:
-    """Every exchange of edges or blocks of one operator.
+    """Everything that one operator sends while it runs.
 
     Args:
         graph: The graph of the operator.
@@ -233,6 +235,7 @@ def exchanges(
     operands = [graph.tensors[ident] for ident in operator.inputs]
     results = [graph.tensors[ident] for ident in operator.outputs]
     for send in sends(operator.rule, chosen.strategy, sizes, operands, results):
+        count = times * send.times
         yield Exchange(
-            send.axes, send.group_size, send.num_bytes, times * send.times, place(operator)
+            send.kind, send.axes, send.group_size, send.num_bytes, count, place(operator)
         )

@@ -216,10 +216,11 @@ _PLAN = {
     "warnings": list_of(TEXT),
     "padding": _PADDING,
     "joins_attention": FLAG,
+    "joins_experts": FLAG,
     "verified": TEXT,
 }
 # Left out where they are empty.
-_OPTIONAL = ("verified", "transfers", "joins_attention", "spelling", "peak_parts")
+_OPTIONAL = ("verified", "transfers", "joins_attention", "joins_experts", "spelling", "peak_parts")
 
 
 def plan_to_json(plan: PlanRecord) -> str:

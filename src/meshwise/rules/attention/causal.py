@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeGuard
 
-from meshwise.rules.attention.scores import ROW, Number, Positions, Scores
+from meshwise.rules.attention.scores import ROW, Positions, Scores
+from meshwise.rules.steps import Number
 
 # Less than this is no score: its exponential is 0 beside that of any score that is seen.
 _HIDDEN = -1e8

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.extend.core import Primitive
+
+from meshwise.rules.steps import Elementwise, Number
 
 ROW, KEY = -2, -1
 
@@ -29,34 +30,6 @@ class Positions:
 
     dim: int
     dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A constant.
-
-    Attributes:
-        value: A Python number.
-        dtype: NumPy-style name.
-    """
-
-    value: complex | bool
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class Elementwise:
-    """An element-wise operation.
-
-    Attributes:
-        primitive: The primitive.
-        params: Its parameters, as pairs.
-        inputs: Numbers of the values that it takes, as `Scores` counts them.
-    """
-
-    primitive: Primitive
-    params: tuple[tuple[str, Any], ...]
-    inputs: tuple[int, ...]
 
 
 ScoreStep: TypeAlias = Positions | Number | Elementwise
@@ -102,9 +75,8 @@ class Scores:
                     start = jnp.asarray(row_start if dim == ROW else key_start, dtype)
                     dims = lax.broadcasted_iota(jnp.dtype(dtype), shape, product.ndim + dim)
                     values.append(dims + start)
-                case Number(value=value, dtype=dtype):
-                    values.append(jnp.asarray(value, dtype))
-                case Elementwise(primitive=primitive, params=params, inputs=inputs):
-                    operands = jnp.broadcast_arrays(*(values[i] for i in inputs))
-                    values.append(primitive.bind(*operands, **dict(params)))
+                case Number():
+                    values.append(step.made())
+                case Elementwise():
+                    values.append(step.made(values))
         return values[-1] if self.steps else product

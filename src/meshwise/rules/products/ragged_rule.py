@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.graph.layout import SUM
-from meshwise.graph.loops import LoopRule
+from meshwise.graph.loops import Dispatch, LoopRule
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation
 
@@ -14,7 +15,7 @@ Run = tuple[int, ...]
 
 
 def ragged_dot_rule(eqn: Equation) -> LoopRule:
-    """Return loops in the order: batch, free dims of the left, of the right, contracted, groups."""
+    """Return loops: batch, free dims of the left, of the right, contracted, groups, dispatch."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -49,13 +50,46 @@ def ragged_dot_rule(eqn: Equation) -> LoopRule:
     kind = next(dims for dims in (lhs_batch, lhs_contract, lhs_free) if ragged in dims)
     outer = kind[: list(kind).index(ragged)]
     with_sizes = () if len(sizes) == 1 else outer if ragged in lhs_batch else (*lhs_batch, *outer)
+    dispatch = None
+    if not (lhs_batch or whole):
+        dispatch = _dispatch(eqn, left, right, result, loops)
     return LoopRule(
         loops.done(),
         (tuple(left), tuple(right), (*(left[i] for i in with_sizes), ())),
         (tuple(result),),
         linear=((0,), (1,)),
         whole=whole,
+        dispatch=dispatch,
     )
+
+
+def _dispatch(
+    eqn: Equation,
+    left: Sequence[tuple[int, ...]],
+    right: Sequence[tuple[int, ...]],
+    result: Sequence[tuple[int, ...]],
+    loops: LoopList,
+) -> Dispatch | None:
+    """Return how rows may go to their groups, along the outermost dim of the rows.
+
+    Args:
+        eqn: An equation without a batch.
+        left: The loop of each dim of the left operand.
+        right: Likewise.
+        result: Likewise.
+        loops: The loops; that of the dispatch is added.
+    """
+    dims = RaggedDims.of(eqn)
+    groups = right[dims.groups[0]] if dims.groups else result[0]
+    outer = next((i for i in dims.rows[0][: dims.num_outer + 1] if left[i]), None)
+    if outer is None or not groups:
+        return None
+    (loop,) = loops.add(eqn.in_avals[0].shape[outer], block=True)
+    (rows,) = left[outer]
+    if dims.groups:
+        of_result = tuple(range(len(dims.rows[0])))
+        return Dispatch(loop, rows, groups[0], (0,), (0,), (dims.rows[0], of_result))
+    return Dispatch(loop, rows, groups[0], (0, 1), (), dims.rows)
 
 
 def is_of_batch(eqn: Equation) -> bool:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from meshwise.graph.dispatch import SUM_BYTES
 from meshwise.graph.graph import Scratch
 from meshwise.rules.primitive import Equation
 from meshwise.rules.products.ragged_rule import RaggedDims, is_of_batch, ragged_dot_rule
-from meshwise.rules.products.strips import MOST_ROWS, STRIPS_OF_GROUP, computed_rows, strip_rows
-
-# Bytes of a number in sums, at least.
-_SUM_BYTES = 4
+from meshwise.rules.products.strips import (
+    STRIPS_OF_GROUP,
+    computed_rows,
+    most_rows,
+    strip_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ def ragged_dot_scratch(eqn: Equation) -> Scratch | None:
     """Return the scratch: a matrix or its sums, a strip of both kinds of rows, copied operands.
 
     A device holds a whole matrix and a whole strip, however rows and groups are split.  It reads a
-    matrix once for each strip: for a few strips at least, and for more if it has many rows.
+    matrix once for each strip, of which a group has a few, and more if it has many rows.
     """
     if is_of_batch(eqn):
         return None
@@ -76,7 +79,7 @@ def ragged_dot_scratch(eqn: Equation) -> Scratch | None:
     makes_matrices = not dims.groups
     of_row = sizes.width * lhs.dtype.itemsize
     of_other = sizes.columns * (rhs if makes_matrices else out).dtype.itemsize
-    number = max(_SUM_BYTES, out.dtype.itemsize) if makes_matrices else rhs.dtype.itemsize
+    number = max(SUM_BYTES, out.dtype.itemsize) if makes_matrices else rhs.dtype.itemsize
     of_matrix = sizes.width * sizes.columns * number
     # For each strip a matrix is read; sums are read and written.
     of_strip = (2 if makes_matrices else 1) * of_matrix
@@ -95,14 +98,22 @@ def ragged_dot_scratch(eqn: Equation) -> Scratch | None:
         for loop in rule.operands[side][i]
     }
     of_batch = {loop for i in dims.batch[0] for loop in rule.operands[0][i]}
-    strip = strip_rows(sizes.num_rows, sizes.num_matrices)
+    of_dispatch = () if rule.dispatch is None else (rule.dispatch.loop,)
+    most = most_rows(makes_matrices=makes_matrices)
+    strip = strip_rows(sizes.num_rows, sizes.num_matrices, most)
     return Scratch(
-        num_bytes=float(of_matrix + strip * (of_row + of_other)),
+        num_bytes=float(strip * (of_row + of_other)),
         share=1.0,
-        traffic_bytes=sizes.num_rows * (moved + of_strip / MOST_ROWS),
+        traffic_bytes=float(sizes.num_rows * moved),
         whole_bytes=float(sum(x.size * x.dtype.itemsize for x in copied)),
         loops=tuple(sorted(of_widths)),
-        # A matrix is copied before its strips, or written after them.
-        unsplit_traffic_bytes=sizes.num_matrices * ((STRIPS_OF_GROUP + 0.5) * of_strip + of_matrix),
-        traffic_loops=tuple(sorted({*of_widths, *of_batch, *dims.of_groups(rule)})),
+        # Of the last strip of a group half is empty.  A matrix is copied before its strips, or its
+        # sums are read before and written after them.
+        unsplit_traffic_bytes=sizes.num_matrices * (of_strip / 2 + 2 * of_matrix),
+        strip_traffic_bytes=sizes.num_rows * of_strip / most,
+        least_strip_traffic_bytes=float(sizes.num_matrices * STRIPS_OF_GROUP * of_strip),
+        traffic_loops=tuple(sorted({*of_widths, *of_batch, *dims.of_groups(rule), *of_dispatch})),
+        row_bytes=float(of_row + of_other),
+        matrix_bytes=float(of_matrix),
+        sum_bytes=float(of_matrix) if makes_matrices and out.dtype.itemsize < SUM_BYTES else 0.0,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshwise.graph.turns import expected_turns
 from meshwise.runtime.hlo.module import Computation, HloInstruction, Module
 
 _CALLS = {
@@ -40,7 +41,8 @@ def trip_count(module: Module, computation: Computation, loop: HloInstruction) -
     """Return the trips of a `while` instruction; None if the text does not tell.
 
     XLA writes `known_trip_count` where it proved one; else the count follows from an induction
-    variable with constant start, step and limit.
+    variable with constant start, step and limit.  Of a loop of ours whose count is known only when
+    the step runs, the name says what to expect.
 
     Args:
         module: The program.
@@ -50,7 +52,8 @@ def trip_count(module: Module, computation: Computation, loop: HloInstruction) -
     known = loop.backend_config.get("known_trip_count")
     if isinstance(known, dict) and "n" in known:
         return int(known["n"])
-    return _induction_trips(module, computation, loop)
+    trips = _induction_trips(module, computation, loop)
+    return expected_turns(loop.op_name) if trips is None else trips
 
 
 @dataclass(frozen=True, slots=True)

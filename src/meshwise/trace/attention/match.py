@@ -15,12 +15,11 @@ from meshwise.rules.attention.operators import attend
 from meshwise.rules.attention.scores import (
     KEY,
     ROW,
-    Elementwise,
-    Number,
     Positions,
     Scores,
     ScoreStep,
 )
+from meshwise.rules.steps import Elementwise, Number
 from meshwise.trace.attention.labels import (
     ELEMENTWISE,
     MAX,
@@ -76,13 +75,13 @@ class Match:
         keys, order = self.operands[1]
         return keys.aval.shape[order[-2]]
 
-    def run(self, operands: Sequence[Array], others: Sequence[Array]) -> Array:
+    def run(self, inputs: Sequence[Array], /) -> Array:
         """Return the result of the second product, by the operator.
 
         Args:
-            operands: Queries, keys and values as they are in the step.
-            others: Other operands, likewise.
+            inputs: Values of `inputs`.
         """
+        operands, others = inputs[: len(self.operands)], inputs[len(self.operands) :]
         queries, keys, values = (
             lax.transpose(x, order) for x, (_, order) in zip(operands, self.operands, strict=True)
         )

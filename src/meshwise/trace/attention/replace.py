@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
-
-from jax import Array
-
-from meshwise.jax_compat.jaxprs import (
-    REMAT_NAMES,
-    ClosedJaxpr,
-    Eqn,
-    Literal,
-    bind_equation,
-    closed_jaxpr,
-    scan_counts,
-    with_params,
-)
-from meshwise.jax_compat.source_lines import source_scope
-from meshwise.trace.attention.match import NEEDED, Match, matches
-from meshwise.trace.attention.written_out import primitive_names
-from meshwise.trace.layers.equations import dependent, environment, inlined, read, traced
-from meshwise.trace.loss import bind_loss
+from meshwise.trace.attention.match import NEEDED, matches
+from meshwise.trace.replaced import replaced_step
 from meshwise.trace.step import OpenStep
-
-_LOSS = "loss_and_grad"
 
 
 def with_attention(opened: OpenStep) -> OpenStep | None:
     """Return a step in which each attention that is found is one operator.
-
-    Attention is found where it is not differentiated yet: in a loss of `mw.value_and_grad`, and in
-    a step that differentiates nothing.
 
     Args:
         opened: The step as JAX traces it.
@@ -40,76 +16,4 @@ def with_attention(opened: OpenStep) -> OpenStep | None:
     Returns:
         The step; None if no attention is found.
     """
-    if not set(primitive_names(opened.closed.jaxpr)) >= NEEDED:
-        return None
-    found = _replaced(opened.closed, [False] * len(opened.closed.in_avals))
-    return None if found is None else replace(opened, closed=found)
-
-
-def _replaced(closed: ClosedJaxpr, varied: Sequence[bool]) -> ClosedJaxpr | None:
-    """Return a jaxpr with attention as an operator; None if there is none.
-
-    Args:
-        closed: The jaxpr.
-        varied: For each argument whether something is differentiated for what it follows from.
-    """
-    flat = inlined(closed)
-    jaxpr = flat.jaxpr
-    roots = [v for v, is_varied in zip(jaxpr.invars, varied, strict=True) if is_varied]
-    found = {id(match.last): match for match in matches(jaxpr, roots)}
-    follows = dependent(jaxpr.eqns, roots)
-    inner: dict[int, Any] = {}
-    for eqn in jaxpr.eqns:
-        mask = [not isinstance(v, Literal) and v in follows for v in eqn.invars]
-        body = _with_body(eqn, mask)
-        if body is not None:
-            inner[id(eqn)] = body
-    if not found and not inner:
-        return None
-
-    def run(*operands: Array) -> list[Array]:
-        known = environment(flat, operands)
-        for eqn in jaxpr.eqns:
-            if id(eqn) in found:
-                made = [_run_match(found[id(eqn)], eqn, known)]
-            else:
-                values = [read(known, v) for v in eqn.invars]
-                made = _run_equation(eqn, inner.get(id(eqn)), values)
-            known.update(zip(eqn.outvars, made, strict=True))
-        return [read(known, v) for v in jaxpr.outvars]
-
-    return traced(run, flat.in_avals)
-
-
-def _run_match(match: Match, eqn: Eqn, known: Any) -> Array:
-    with source_scope(eqn.source_info):
-        operands = [read(known, v) for v, _ in match.operands]
-        return match.run(operands, [read(known, v) for v, _ in match.others])
-
-
-def _run_equation(eqn: Eqn, body: Any, values: list[Array]) -> list[Array]:
-    if body is None:
-        return bind_equation(eqn, values)
-    if eqn.primitive.name == _LOSS:
-        return bind_loss(body, eqn.params["wrt"], values)
-    params = eqn.params | {"jaxpr": body}
-    return bind_equation(with_params(eqn, params), values)
-
-
-def _with_body(eqn: Eqn, varied: Sequence[bool]) -> Any:
-    """Return the body of an equation with attention as an operator; None if there is none."""
-    name = eqn.primitive.name
-    if name == _LOSS and eqn.params["loss"] is eqn.params["own"]:
-        wrt = set(eqn.params["wrt"])
-        return _replaced(eqn.params["loss"], [i in wrt for i in range(len(eqn.invars))])
-    if name == "scan":
-        num_consts, num_carry = scan_counts(eqn.params)
-        # A carry may follow from anything that the body takes.
-        carried = range(num_consts, num_consts + num_carry)
-        mask = [x or (i in carried and any(varied)) for i, x in enumerate(varied)]
-        found = _replaced(eqn.params["jaxpr"], mask)
-        return None if found is None or found.consts else found
-    if name in REMAT_NAMES:
-        found = _replaced(closed_jaxpr(eqn.params["jaxpr"]), varied)
-        return None if found is None or found.consts else found.jaxpr
-    return None
+    return replaced_step(opened, matches, NEEDED)

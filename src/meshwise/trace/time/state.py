@@ -82,11 +82,17 @@ def operand_states(rule: LoopRule, choice: int, parts: int = 1) -> tuple[TimeSta
 
 
 def result_states(rule: LoopRule, choice: int, parts: int = 1) -> tuple[TimeState, ...]:
-    """States in which results leave, as `operand_states`."""
+    """States in which results leave, as `operand_states`.
+
+    A loop that reduces leaves as terms only results that do not follow it.
+    """
     kind = reduction_of(rule, choice)
-    if kind != PARALLEL:
-        return (partial(kind),) * len(rule.results)
-    return tuple(_along(rule, choice, parts, dims) for dims in rule.results)
+    return tuple(
+        _along(rule, choice, parts, dims)
+        if kind == PARALLEL or any(choice in loops for loops in dims)
+        else partial(kind)
+        for dims in rule.results
+    )
 
 
 def reduction_of(rule: LoopRule, choice: int) -> str:

@@ -1,0 +1,122 @@
+"""Rows go to the devices that have the matrices of their groups, in rounds of equal size.
+
+A round sends as many rows between each two devices (`graph.dispatch`), some of which stand for
+none.  What is computed of a row comes back to its place.  All devices run as many rounds as the
+fullest pair of them needs.
+
+Source: Lepikhin et al. 2020 (GShard), section 3.2, for the exchange; docs/decisions/0033.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from meshwise.graph.dispatch import ROUNDS
+from meshwise.rules.products.strips import Groups, run_turns, taken
+
+# What goes from round to round beside the results: arrays of own groups.
+_Sums: TypeAlias = Any
+
+
+class Routes(NamedTuple):
+    """Where the rows of a device go, and what comes to it.
+
+    Attributes:
+        own: Its rows, by device to which they go: one run for each group and sequence.
+        counts: Rows that come: (device, own group).
+        rounds: How often rows are sent.
+        size: Rows from each device to each one in a round.
+        axes: Names of the mesh axes along which rows go.
+    """
+
+    own: Groups
+    counts: Array
+    rounds: Array
+    size: int
+    axes: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        groups: Groups, *, axes: tuple[str, ...], count: int, start: Array | int, size: int
+    ) -> Routes:
+        """Return the routes of a device; all devices along the axes run this together.
+
+        Args:
+            groups: Its rows of all groups.
+            axes: Names of the mesh axes along which rows go.
+            count: Devices along them.
+            start: Number of the first group whose matrix it has.
+            size: Rows from each device to each one in a round.
+        """
+        own = Groups(*(x.reshape(count, -1) for x in groups))
+        all_counts = lax.all_gather(jnp.sum(groups.length, axis=1), axes)
+        of_pairs = jnp.sum(all_counts.reshape(count, count, -1), axis=2)
+        counts = lax.dynamic_slice_in_dim(all_counts, start, all_counts.shape[1] // count, 1)
+        return Routes(own, counts, -(-jnp.max(of_pairs) // size), size, axes)
+
+    def run(
+        self,
+        operands: Sequence[Array],
+        body: Callable[[list[Array], Groups, _Sums], tuple[list[Array], _Sums]],
+        results: Sequence[Array],
+        sums: _Sums,
+    ) -> tuple[list[Array], _Sums]:
+        """Send rows round by round to the devices of their groups, and results back.
+
+        Args:
+            operands: What own rows have: (row, feature) each.
+            body: Takes what rows have that came, where those of own groups are among them, and the
+                sums; returns results of as many rows, and the new sums.
+            results: What stands for rows of no group: (row, column) each.
+            sums: What is added to from round to round.
+
+        Returns:
+            The results of own rows, and the sums.
+        """
+        num_rows = len(operands[0])
+
+        def turn(number: Array, carry: tuple[list[Array], _Sums]) -> tuple[list[Array], _Sums]:
+            results, sums = carry
+            which = self._rows(number, num_rows)
+            came = [self._arrived(rows, which) for rows in operands]
+            made, sums = body(came, self._groups(number), sums)
+            back = [self._sent(x.reshape(*which.shape, -1)) for x in made]
+            return [
+                out.at[which].set(x, mode="drop", unique_indices=True)
+                for out, x in zip(results, back, strict=True)
+            ], sums
+
+        return run_turns(self.rounds, ROUNDS, turn, (list(results), sums))
+
+    def _arrived(self, rows: Array, which: Array) -> Array:
+        """Return the rows that come while each device sends some of its own."""
+        return self._sent(taken(rows, which)).reshape(-1, rows.shape[-1])
+
+    def _rows(self, turn: Array, beyond: int) -> Array:
+        """Return the numbers of the rows that go in a round: (device, place).
+
+        Args:
+            turn: Number of the round.
+            beyond: The number of all rows; where no row goes, numbers from it on stand, each once.
+        """
+        devices = jnp.arange(len(self.own.first), dtype=turn.dtype)
+        found = jax.vmap(lambda device: self.own.rows(device, turn, self.size, beyond))(devices)
+        return jnp.where(found < beyond, found, found + self.size * devices[:, None])
+
+    def _sent(self, values: Array) -> Array:
+        """Return what comes while each device sends its rows: (device, place, feature)."""
+        return lax.all_to_all(values, self.axes, split_axis=0, concat_axis=0, tiled=True)
+
+    def _groups(self, turn: Array) -> Groups:
+        """Return where the rows of own groups are among those that come in a round."""
+        ends = jnp.cumsum(self.counts, axis=1, dtype=np.int32) - turn * self.size
+        first = jnp.clip(ends - self.counts, 0, self.size)
+        length = jnp.clip(ends, 0, self.size) - first
+        before = self.size * jnp.arange(len(self.counts), dtype=np.int32)[:, None]
+        return Groups((first + before).T, length.T)

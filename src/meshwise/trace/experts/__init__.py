@@ -1,0 +1,1 @@
+"""Experts that a step writes as ragged products, found and put together."""
