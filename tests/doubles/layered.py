@@ -12,13 +12,16 @@ import optax
 import meshwise as mw
 from meshwise.baselines.pipelines.block_layers import block_ranges
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.models.expert_llama import ExpertLlama
 from meshwise.models.gpt import Gpt
 from meshwise.models.losses import mean_cross_entropy
 from meshwise.models.moe import Moe
+from meshwise.models.sizes.expert_llama_sizes import expert_llama_config
 from meshwise.models.sizes.gpt_sizes import gpt_config
 from meshwise.models.sizes.moe_sizes import moe_config
 from meshwise.simulate.chunks import Chunk
 from meshwise.trace.attention.replace import with_attention
+from meshwise.trace.experts.replace import with_experts
 from meshwise.trace.layers.chain import chain_of, operator_chain
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.layers.split import split_step
@@ -47,6 +50,7 @@ def layered(
 
     state = jax.eval_shape(create, jax.random.key(0))
     opened = open_step(step, (state, batch), {}, SIGNATURE)
+    opened = with_experts(opened)
     if joins_attention:
         opened = with_attention(opened)
         assert opened is not None
@@ -112,6 +116,20 @@ def masked_attention_layers(rows: int, *, per_block: int, joins_attention: bool)
         ((x, mask), x),
         rows,
         joins_attention=joins_attention,
+    )
+
+
+def dropless_layers(rows: int) -> Layering:
+    """A Llama of experts without capacities."""
+    config = expert_llama_config("tiny", num_experts=8)
+    tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
+    one = jnp.zeros((1, config.seq_len), jnp.int32)
+    return layered(
+        ExpertLlama(config),
+        lambda out, b: mean_cross_entropy(out, b[1]),
+        one,
+        (tokens, tokens),
+        rows,
     )
 
 

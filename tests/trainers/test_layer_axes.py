@@ -10,6 +10,7 @@ import pytest
 
 from doubles.graph_builders import mesh
 from doubles.layered import (
+    dropless_layers,
     gpt_layers,
     masked_attention_layers,
     moe_layers,
@@ -18,6 +19,7 @@ from doubles.layered import (
 from meshwise.baselines.pipelines.block_layers import body_of
 from meshwise.baselines.pipelines.layer_methods import INTRA_OP, restricted_layer
 from meshwise.baselines.restrictions import operator_paths
+from meshwise.graph.dispatch import ROUNDS
 from meshwise.inter.layer_cost.run_costs import cheapest_states
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
 from meshwise.intra.options import IntraOptions
@@ -180,6 +182,22 @@ def test_experts_are_split_and_tokens_exchanged():
     found = communicated(piece, planned(axes, piece, on).decision, on, 1)
     # To the experts and back, forward and backward.
     assert sum(n for (kind, _, _), n in found.items() if kind == "all-to-all") == 4 * B
+    without = replace(axes, roles=("data",))
+    found = communicated(piece, planned(without, piece, on).decision, on, 1)
+    assert not [kind for kind, _, _ in found if kind == "all-to-all"]
+
+
+def test_rows_without_capacities_go_to_their_experts():
+    llama = dropless_layers(ROWS)
+    numbers = sorted(set(llama.classes))
+    (layer,) = (k for k in numbers if layer_dims(llama.graph(k, k, 1)).num_experts > 1)
+    piece = llama.graph(layer, layer, B)
+    on = mesh(4, bandwidths=(10e9,))
+    axes = LayerAxes(roles=("expert",), sequence=(1, layer_dims(piece).sequence[1]))
+    found = communicated(piece, planned(axes, piece, on).decision, on, 1)
+    # Rows and results forward; rows, cotangents and gradients backward.
+    sent = sum(n for (kind, _, _), n in found.items() if kind == "all-to-all")
+    assert sent == 5 * ROUNDS * B
     without = replace(axes, roles=("data",))
     found = communicated(piece, planned(without, piece, on).decision, on, 1)
     assert not [kind for kind, _, _ in found if kind == "all-to-all"]

@@ -141,6 +141,8 @@ class LayerAxes:
             loops = experts
         elif role == "tensor":
             loops = tensor_loops(op, batch) - experts
+            if op.rule.dispatch is not None:
+                loops -= {op.rule.dispatch.groups}
             if not rows and not op.heavy:
                 loops |= along
         elif op.rule.ring is not None and op.rule.ring.loop in along:

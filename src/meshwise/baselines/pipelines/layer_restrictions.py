@@ -83,8 +83,10 @@ def _experts(
     for path, op in operator_paths(graph):
         loops = expert_loops(op, found[path]) if path in allowed and op.heavy else frozenset[int]()
         if loops:
+            # Where rows go to their experts, they divide both.
             (loop,) = sorted(loops)[:1]
-            axes = _dividing(op.rule.loops[loop].size, mesh.sizes)
+            count = math.gcd(*(op.rule.loops[x].size for x in (loop, *_group_loops(op))))
+            axes = _dividing(count, mesh.sizes)
             allowed[path] = tuple(
                 loops if a in axes else choices for a, choices in enumerate(allowed[path])
             )
@@ -127,12 +129,19 @@ def _dividing(count: int, sizes: Sequence[int]) -> tuple[int, ...]:
 def expert_loops(op: Operator, rows: frozenset[int]) -> frozenset[int]:
     """Loops of a product over experts: they run over all its tensors, one of which is a weight.
 
-    Attention as one operator has none.
+    Attention as one operator has none.  Where rows go to their experts, it is the loop of that.
     """
+    if op.rule.dispatch is not None:
+        return frozenset((op.rule.dispatch.loop,))
     tensors = tensors_of(op)
     if op.rule.ring is not None or all(loops & rows for loops in tensors):
         return frozenset()
     return common_loops(tensors) - rows
+
+
+def _group_loops(op: Operator) -> frozenset[int]:
+    """Return the loop that matrices follow where rows go to their experts; empty elsewhere."""
+    return frozenset() if op.rule.dispatch is None else frozenset((op.rule.dispatch.groups,))
 
 
 def expert_inputs(
@@ -148,7 +157,9 @@ def expert_inputs(
     products = {
         path: loops
         for path, op in operator_paths(graph)
-        if op.heavy and path in found and (loops := expert_loops(op, found[path]))
+        if op.heavy
+        and path in found
+        and (loops := _group_loops(op) or expert_loops(op, found[path]))
     }
     dims: dict[int, int] = {}
     for i, role in enumerate(info.roles if products else ()):
