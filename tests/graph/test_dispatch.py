@@ -11,7 +11,6 @@ from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout
 from meshwise.graph.loops import (
     NONE,
-    Dispatch,
     Loop,
     LoopRule,
     enumerate_strategies,
@@ -20,6 +19,7 @@ from meshwise.graph.loops import (
     result_layouts,
 )
 from meshwise.graph.sends import Send, sends, waits_for_all
+from meshwise.graph.sent import Dispatch
 from meshwise.graph.text import graph_text, parse_graph
 from meshwise.graph.turns import expected_turns, turns_scope
 from meshwise.rules.narrow import without_sums

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwise.graph.halo import edge_elements, edges, extended_shape
-from meshwise.graph.loops import NONE, Halo, Loop, LoopRule, enumerate_strategies, is_feasible
+from meshwise.graph.loops import NONE, Loop, LoopRule, enumerate_strategies, is_feasible
+from meshwise.graph.sent import Halo
 
 # Rows and columns of an image of 16 x 8 with 3 channels, windows of 5 x 3.
 RULE = LoopRule(

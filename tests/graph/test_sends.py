@@ -13,13 +13,13 @@ from meshwise.graph.loops import (
     NONE,
     Loop,
     LoopRule,
-    Ring,
     divides,
     enumerate_strategies,
     operand_layouts,
     result_layouts,
 )
 from meshwise.graph.sends import Send, ring_axes, ring_share, sends, takes_halves
+from meshwise.graph.sent import Ring
 from meshwise.graph.text import graph_text, parse_graph
 from meshwise.intra.price import step_time_s
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use

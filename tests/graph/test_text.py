@@ -13,7 +13,8 @@ from doubles.few import few
 from doubles.graph_builders import Builder, perceptron, random_graph
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import MONOIDS
-from meshwise.graph.loops import PARALLEL, Halo, Loop, LoopRule
+from meshwise.graph.loops import PARALLEL, Loop, LoopRule
+from meshwise.graph.sent import Halo
 from meshwise.graph.structure import BodyPart, Structure
 from meshwise.graph.text import graph_difference, graph_text, parse_graph
 from meshwise.models.steps import model_step

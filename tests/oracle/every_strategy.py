@@ -19,13 +19,13 @@ import numpy as np
 
 from meshwise.graph.layout import Layout, local_shape
 from meshwise.graph.loops import (
-    Halo,
     LoopRule,
     Strategy,
     enumerate_strategies,
     operand_layouts,
     result_layouts,
 )
+from meshwise.graph.sent import Halo
 from meshwise.rules.primitive import Equation, PrimitiveRule
 from meshwise.rules.table import primitive_rule
 from meshwise.spmd.shards import SpaceShards

@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from meshwise.graph.layout import local_shape
 from meshwise.graph.loops import (
-    Halo,
     LoopRule,
     Strategy,
     axes_of_loop,
     halo_loop,
     operand_layouts,
 )
+from meshwise.graph.sent import Halo
 
 
 class HaloEdge(NamedTuple):

@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwise.graph.chunks import MOST_KEYS
 from meshwise.graph.layout import SUM, Layout
+from meshwise.graph.sent import Dispatch, Halo, Ring
 
 PARALLEL = "parallel"
 # Why dims of an operator stay whole about which nothing is known.
@@ -52,90 +52,6 @@ class Loop:
     size: int
     kind: str = PARALLEL
     block: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Halo:
-    """Edges of the neighbours' blocks that an operand dim needs where its loop is split.
-
-    The dim follows one loop with `block=True`, whose trip count may differ from the size of the
-    dim; both are cut into as many blocks.  The local form gets the block with the edges around.
-
-    Attributes:
-        operand: Position of the operand.
-        dim: Its dim.
-        size: Elements of the whole dim.
-        low: Elements that each block needs of the block before it.
-        high: Elements that each block needs of the block after it.
-        monoid: Its neutral element lies beyond the ends of the dim.
-    """
-
-    operand: int
-    dim: int
-    size: int
-    low: int
-    high: int
-    monoid: str = SUM
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """Blocks that go round all devices, so that each block of a loop meets each block of another.
-
-    In attention a device keeps its rows of queries, and blocks of keys and values pass by.  The
-    loop splits both.  The rows of queries may be split further by a second loop; devices along it
-    see the same keys.
-
-    Attributes:
-        loop: The loop whose blocks go round.
-        rows: The second loop of the rows that stay: a dim that follows both loops is cut along
-            both, `loop` first.
-        size: Number of rows that go round.
-        operands: Operands that go round, until each device has seen each block.
-        results: Results of which each device adds its share to a block that comes by, until the
-            block is back at the device where it began.
-        halved_operands: Operands with rows, or with what goes round, of a causal mask: no row needs
-            a block after it.  Of 2 n halves each device then takes one from the front and one
-            from the back, so that all have as much to do, and half of it; empty without such a
-            mask.
-        halved_results: Results of that kind.
-        chunk: The most keys in a chunk, under such a mask.  A device leaves out the chunks of its
-            own keys that come after a query block (`graph/chunks`).
-    """
-
-    loop: int
-    rows: int
-    size: int
-    operands: tuple[int, ...]
-    results: tuple[int, ...] = ()
-    halved_operands: tuple[int, ...] = ()
-    halved_results: tuple[int, ...] = ()
-    chunk: int = MOST_KEYS
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """Rows that go to the devices of their groups, and whose results come back.
-
-    Axes of its loop split the rows and also the groups, although no dim follows it: each device has
-    some rows of all groups, and the matrices of some groups.  The rows go there in rounds of equal
-    size, as many as the fullest pair of devices needs.
-
-    Attributes:
-        loop: The loop of these axes.
-        rows: The loop that the outermost dim of the rows follows.
-        groups: The loop that the dim of the groups follows; no axis splits it then.
-        operands: Operands that have rows.
-        results: Results that have rows.
-        dims: For each of these operands, and then results, the dims of its rows.
-    """
-
-    loop: int
-    rows: int
-    groups: int
-    operands: tuple[int, ...]
-    results: tuple[int, ...]
-    dims: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

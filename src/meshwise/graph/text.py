@@ -24,7 +24,8 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeAlias, TypeVar, cast
 
 from meshwise.graph.graph import Graph, Operator, Scratch, Tensor
-from meshwise.graph.loops import PARALLEL, DimMap, Dispatch, Halo, Loop, LoopRule, Ring
+from meshwise.graph.loops import PARALLEL, DimMap, Loop, LoopRule
+from meshwise.graph.sent import Dispatch, Halo, Ring
 from meshwise.graph.structure import BodyPart, Structure
 
 Json: TypeAlias = "str | float | bool | Sequence[Json] | Mapping[str, Json] | None"

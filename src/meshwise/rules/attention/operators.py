@@ -25,8 +25,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from meshwise.graph.layout import SUM
-from meshwise.graph.loops import PARALLEL, DimMap, LoopRule, Ring
+from meshwise.graph.loops import PARALLEL, DimMap, LoopRule
 from meshwise.graph.sends import has_halves
+from meshwise.graph.sent import Ring
 from meshwise.rules.attention.blocks import (
     ALONE,
     Attention,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from meshwise.graph.layout import SUM
-from meshwise.graph.loops import PARALLEL, DimMap, Dispatch, LoopRule
+from meshwise.graph.loops import PARALLEL, DimMap, LoopRule
+from meshwise.graph.sent import Dispatch
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation
 from meshwise.rules.products.row_function import RowFunction

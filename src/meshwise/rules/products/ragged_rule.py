@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshwise.graph.layout import SUM
-from meshwise.graph.loops import Dispatch, LoopRule
+from meshwise.graph.loops import LoopRule
+from meshwise.graph.sent import Dispatch
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import jax
 
 from meshwise.graph.layout import SUM
-from meshwise.graph.loops import DimMap, Halo, LoopRule
+from meshwise.graph.loops import DimMap, LoopRule
+from meshwise.graph.sent import Halo
 from meshwise.rules.loop_list import LoopList
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 from meshwise.rules.windows.window import (
