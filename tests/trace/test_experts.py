@@ -18,6 +18,11 @@ from meshwise.trace.program import Program
 from meshwise.trace.step import StepSignature, open_step, trace_step
 
 ROWS, WIDTH, INNER, GROUPS = 12, 4, 6, 3
+_BY_VECTOR = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (1,)), ((), ())),
+    lhs_ragged_dimensions=[0],
+    rhs_group_dimensions=[0],
+)
 SIGNATURE = StepSignature(batch_argnums=(), batch_dims=0, donate_argnums=())
 
 Experts = Callable[[Any, Any, Any], Any]
@@ -104,6 +109,12 @@ def _again(rows: Any, weights: Any, sizes: Any) -> Any:
     return jax.checkpoint(_plain)(rows, weights, sizes)
 
 
+def _columns(rows: Any, weights: Any, sizes: Any) -> Any:
+    """One number for each row."""
+    inner = jnp.tanh(lax.ragged_dot(rows, weights["up"], sizes))
+    return lax.ragged_dot_general(inner, weights["down"][:, :, 0], sizes, _BY_VECTOR)
+
+
 FOUND: dict[str, tuple[Experts, int]] = {
     "silu": (_gated(jax.nn.silu), 1),
     "gelu": (_gated(jax.nn.gelu), 1),
@@ -123,6 +134,7 @@ FOUND: dict[str, tuple[Experts, int]] = {
     "other rows": (_other_rows, 0),
     "one matrix twice": (_shared, 0),
     "rows mixed": (_mixed, 0),
+    "matrices of one column": (_columns, 0),
 }
 
 
@@ -165,3 +177,17 @@ def test_a_step_without_gradients_has_them_too() -> None:
     program = trace_step(with_experts(opened)).program
     assert [node.name for node in program.nodes if "experts" in node.name] == ["experts"]
     assert _count(program, "ragged_dot_general") == 0
+
+
+def test_experts_of_which_only_some_gradients_are_wanted_stay_products() -> None:
+    """The operator makes all gradients."""
+    rows, weights, sizes = _operands()
+
+    def step(weights: Any, scale: Any) -> Any:
+        def loss(scale: Any) -> Any:
+            return _plain(rows * scale, weights, sizes).sum()
+
+        return mw.value_and_grad(loss)(scale)
+
+    opened = open_step(step, (weights, jnp.float32(2.0)), {}, SIGNATURE)
+    assert not with_experts(opened).joins_experts

@@ -73,7 +73,7 @@ def layers_of(
     *,
     statistics: Statistics = "exact",
     joins_attention: bool = False,
-    joins_experts: bool = True,
+    joins_experts: bool = False,
 ) -> tuple[Layering, float]:
     """Cut a step into layers.
 

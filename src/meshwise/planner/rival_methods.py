@@ -28,6 +28,7 @@ from meshwise.request import methods
 from meshwise.request.pipeline_request import PipelineRequest, pipeline_request
 from meshwise.request.plan_request import PlanRequest
 from meshwise.system.collector import collection_paused
+from meshwise.trace.experts.replace import with_experts
 from meshwise.trace.layers.layering import Layering
 from meshwise.trace.step import TracedStep, open_step, trace_step
 from meshwise.trainers.best_point import BestPoint, NothingFitsError, best_point
@@ -231,7 +232,7 @@ def rivals_on_one_mesh(
 def _traced_whole(call: StepCall, request: PlanRequest, num_devices: int) -> TracedStep:
     """Return a step with one micro-batch."""
     return trace_step(
-        open_step(call.fun, call.args, call.kwargs, call.signature),
+        with_experts(open_step(call.fun, call.args, call.kwargs, call.signature)),
         num_microbatches=_ONE_MICROBATCH,
         statistics=request.statistics,
         num_devices=num_devices,

@@ -13,11 +13,13 @@ from meshwise.rules.products.experts import run_experts
 from meshwise.rules.products.row_function import RowFunction, RowProduct, RowStep
 from meshwise.rules.steps import Elementwise, Number
 from meshwise.trace.attention.labels import ELEMENTWISE
-from meshwise.trace.layers.equations import variables
+from meshwise.trace.layers.equations import dependent, variables
 
 PRODUCT = "ragged_dot_general"
 # What experts are made of.
 NEEDED = frozenset({PRODUCT})
+# Dims of the matrices of all groups.
+_MATRIX_DIMS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +62,15 @@ class Match:
         return run_experts(self.function, self.num_outer, rows, sizes, matrices)
 
 
-def matches(jaxpr: FlatJaxpr) -> list[Match]:
+def matches(jaxpr: FlatJaxpr, varied: Sequence[Var]) -> list[Match]:
     """Find all experts of two or more products whose values nothing else reads.
 
     Args:
         jaxpr: A jaxpr whose calls were taken apart.
+        varied: Its arguments for which something is differentiated: all matrices of experts follow
+            from them, for the operator makes the gradients of all.
     """
+    follows = dependent(jaxpr.eqns, varied)
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     groups = _groups_of(jaxpr)
     readers: dict[Var, list[int]] = {}
@@ -80,7 +85,7 @@ def matches(jaxpr: FlatJaxpr) -> list[Match]:
         if eqn.primitive.name != PRODUCT or numbers[id(eqn)] in taken:
             continue
         match = _matched(eqn, makers, groups)
-        if match is None:
+        if match is None or (varied and not all(v in follows for v in match.matrices)):
             continue
         own = {numbers[id(e)] for e in match.eqns}
         inner = [v for e in match.eqns[:-1] for v in e.outvars]
@@ -108,12 +113,13 @@ class _Writing:
         """Write a product of rows, or the last one and all before it; None if it does not fit."""
         lhs, rhs, sizes = eqn.invars
         numbers = eqn.params["ragged_dot_dimension_numbers"]
-        rank = len(lhs.aval.shape)
-        (contracted, (of_matrix,)), batch = numbers.dot_dimension_numbers
+        (of_rows, of_matrix), batch = numbers.dot_dimension_numbers
         if (
             sizes is not self.sizes
-            or batch != ((), ())
-            or list(contracted) != [rank - 1]
+            or tuple(map(tuple, batch)) != ((), ())
+            or list(of_rows) != [len(lhs.aval.shape) - 1]
+            or len(of_matrix) != 1
+            or len(rhs.aval.shape) != _MATRIX_DIMS
             or list(numbers.rhs_group_dimensions) != [0]
             or numbers.lhs_ragged_dimensions != self.numbers.lhs_ragged_dimensions
             or isinstance(rhs, Literal)
@@ -126,7 +132,7 @@ class _Writing:
         self.matrices.append(rhs)
         dtype = str(eqn.outvars[0].aval.dtype)
         product = RowProduct(
-            value, len(self.matrices) - 1, of_matrix == 2, dtype, eqn.params["precision"]
+            value, len(self.matrices) - 1, of_matrix[0] == 2, dtype, eqn.params["precision"]
         )
         return self._made(eqn, product)
 

@@ -15,5 +15,5 @@ def with_experts(opened: OpenStep) -> OpenStep:
     Args:
         opened: The step as JAX traces it.
     """
-    found = replaced_step(opened, lambda jaxpr, _: matches(jaxpr), NEEDED)
+    found = replaced_step(opened, matches, NEEDED)
     return opened if found is None else replace(found, joins_experts=True)

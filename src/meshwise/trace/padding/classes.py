@@ -39,6 +39,9 @@ REDUCED_OPERANDS: Mapping[str, tuple[int, ...]] = {
 }
 # Their loops are not all told apart from windows and groups by their dims alone.
 _NOT_PADDED = ("conv_general_dilated",)
+# Only their groups are padded, and those are empty.  What stands between the products may be
+# infinite where there is nothing.
+_PADDED_GROUPS = ("experts", "experts_gradient")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,8 @@ def _allows(eqn: Equation, rule: LoopRule, loops: set[int]) -> bool:
         return False
     if any(halo_loop(rule, halo) in loops for halo in rule.halos):
         return False
+    if eqn.name in _PADDED_GROUPS:
+        return rule.dispatch is not None and loops <= {rule.dispatch.groups}
     reduces = any(rule.loops[loop].kind != PARALLEL for loop in loops)
     # Indices beyond the end are any: neither in order nor apart.
     promised = eqn.params.get("indices_are_sorted") or eqn.params.get("unique_indices")

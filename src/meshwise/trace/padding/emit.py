@@ -242,7 +242,7 @@ def _reduced(
         if len(follows) == 1
         and follows[0] in loops
         and rule.loops[follows[0]].kind != PARALLEL
-        and k in REDUCED_OPERANDS[node.name]
+        and k in REDUCED_OPERANDS.get(node.name, ())
     ]
 
 
