@@ -1,7 +1,7 @@
 """Rows that go to the devices of their groups, in rounds: how many in each, and what is sent.
 
-If each pair of devices has as many rows for each other as any, `ROUNDS` rounds send them all.
-Where one pair has more, more rounds follow for all.  A round is small, since room for it is needed
+If all pairs of devices have the same number of rows, `ROUNDS` rounds send all rows.  Where one pair
+has more, more rounds follow for all.  A round is small, since room for it is needed
 twice on each side, and what the fullest pair has decides how many rows are sent.
 """
 
@@ -22,7 +22,7 @@ from meshwise.graph.loops import (
     result_layouts,
 )
 
-# Rounds in which all rows go if all pairs of devices have as many.
+# Rounds that send all rows if all pairs of devices have the same number of rows.
 ROUNDS = 4
 # Bytes of the number of rows of one group.
 COUNT_BYTES = 4
@@ -57,7 +57,7 @@ def dispatch_axes(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> t
 
 
 def own_groups(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
-    """Return of how many groups a device has the matrices.
+    """Return the number of groups whose matrices a device has.
 
     Args:
         rule: Loops with a dispatch.
@@ -72,7 +72,7 @@ def own_groups(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> int:
 
 
 def groups_of_round(own: int) -> int:
-    """Return of how many groups the rows are, about, that come to a device in a round.
+    """Return about how many groups have rows among those that come to a device in one round.
 
     Each device sends its rows group by group.
 

@@ -60,14 +60,15 @@ class Scratch:
         unsplit_traffic_bytes: More bytes that the whole operator writes and reads; only the parts
             of `traffic_loops` divide them among devices.
         traffic_loops: These loops.
-        strip_traffic_bytes: Bytes of the matrices of groups that it reads with each strip of rows,
-            where strips have as many rows as they may; a device has its share of them, but at least
-            its part of `least_strip_traffic_bytes`.
+        strip_traffic_bytes: Bytes of matrices and sums that all strips of rows together read and
+            write, if each strip has the most rows; a device has its share, but at least its part of
+            `least_strip_traffic_bytes`.
         least_strip_traffic_bytes: Bytes where groups have few strips; divided like
             `unsplit_traffic_bytes`.
         row_bytes: Of `num_bytes` those of one row of a strip; 0 if it has no strips.
-        matrix_bytes: Bytes of the matrix of one group, or of its sums: held beside the rest where a
-            device has more groups than one.
+        matrix_bytes: Bytes of the matrices of one group and of the sums of their gradients, as far
+            as the operator has them; where rows may be dispatched, held only by a device with more
+            than one group.
         sum_bytes: Bytes of the sums of one group that lie beside the result, for all groups of a
             device, where rows come in rounds.
     """

@@ -70,7 +70,7 @@ class LoopRule:
         ruled: False for an operator without a rule: it runs replicated and is reported.
         halos: Operand dims whose blocks overlap, in the order in which edges are exchanged.
         ring: What goes round the devices; None where nothing does.
-        dispatch: Rows that go to the devices of their groups; None where none may.
+        dispatch: How rows may go to the devices of their groups; None where they may not.
     """
 
     loops: tuple[Loop, ...]
@@ -98,6 +98,8 @@ def axes_of_loop(strategy: Strategy, loop: int) -> tuple[int, ...]:
 
 def axes_along(rule: LoopRule, strategy: Strategy, loop: int) -> tuple[int, ...]:
     """Return the mesh axes that split the dims that follow a loop, major to minor (ascending).
+
+    Other than in `axes_of_loop`, axes mapped to a dispatch count for its rows and its groups.
 
     Args:
         rule: The loops of the operator.
@@ -233,7 +235,7 @@ def divides(rule: LoopRule, strategy: Strategy, sizes: Sequence[int]) -> bool:
     """Return whether loops are cut into equal parts, and no edge is longer than a block.
 
     The rows of a ring are cut along both of its loops, and what goes round along the first.  Where
-    rows are dispatched, groups are split by the same axes alone.
+    rows are dispatched, no axis may be mapped to the loop of the groups itself.
 
     Args:
         rule: The loops of the operator.

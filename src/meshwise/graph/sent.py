@@ -71,17 +71,17 @@ class Ring:
 class Dispatch:
     """Rows that go to the devices of their groups, and whose results come back.
 
-    Axes of its loop split the rows and also the groups, although no dim follows it: each device has
-    some rows of all groups, and the matrices of some groups.  The rows go there in rounds of equal
-    size, as many as the fullest pair of devices needs.
+    Mesh axes mapped to `loop` split the rows and the groups, although no dim follows `loop`: a
+    device has some rows of all groups, and the matrices of some groups.  Rows go to the devices of
+    their groups in rounds of equal size, as many as the fullest pair of devices needs.
 
     Attributes:
         loop: The loop of these axes.
         rows: The loop that the outermost dim of the rows follows.
-        groups: The loop that the dim of the groups follows; no axis splits it then.
+        groups: The loop of the groups; no axis is mapped to it while one is mapped to `loop`.
         operands: Operands that have rows.
         results: Results that have rows.
-        dims: For each of these operands, and then results, the dims of its rows.
+        dims: The dims of the rows: of each of `operands`, then of each of `results`.
     """
 
     loop: int

@@ -1,6 +1,6 @@
-"""About how often a loop turns whose number of turns is only known when the step runs.
+"""Expected trip counts of loops whose trip count is only known when the step runs.
 
-The name of its operations says it, so that whoever reads the compiled program can count.
+The name scope of the loop says it, so that readers of the compiled program can count.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ def turns_scope(count: int) -> str:
     """Return the name scope of a loop.
 
     Args:
-        count: Turns to expect.
+        count: Expected trips.
     """
     return f"about_{count}_turns"
 
 
 def expected_turns(op_name: str) -> int | None:
-    """Return the turns to expect of a loop in a compiled program; None if its name says none.
+    """Return the expected trips of a loop in a compiled program; None if its name has none.
 
     Args:
         op_name: The name of the `while` instruction, with its scopes.

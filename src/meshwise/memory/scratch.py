@@ -74,8 +74,9 @@ def _bytes_of_groups(
 ) -> float:
     """Return the bytes of a matrix and a strip, and of the rows of one round.
 
-    Rows that go to their groups are there twice while they are sent, and beside what is made of
-    them afterwards.  Sums of short floats over all rounds lie beside the result.
+    While rows are sent there are two copies of them; afterwards rows and results lie side by side.
+    The larger of the two counts.  Sums of short floats over all rounds lie beside the result; then
+    only the latter is counted, as the copies lie where the result will.
 
     Source: temporaries of ragged products, compiled by XLA:GPU (JAX 0.10.2).
     """

@@ -54,8 +54,8 @@ Find: TypeAlias = Callable[[FlatJaxpr, Sequence[Var]], Sequence[Match]]
 def replaced_step(opened: OpenStep, find: Find, needed: frozenset[str]) -> OpenStep | None:
     """Return a step in which each match is one operator.
 
-    They are found where they are not differentiated yet: in a loss of `mw.value_and_grad`, and in a
-    step that differentiates nothing.
+    Matches are found before differentiation: in a loss of `mw.value_and_grad`, and in a step that
+    differentiates nothing.
 
     Args:
         opened: The step as JAX traces it.
@@ -76,7 +76,7 @@ def _replaced(closed: ClosedJaxpr, varied: Sequence[bool], find: Find) -> Closed
 
     Args:
         closed: The jaxpr.
-        varied: For each argument whether something is differentiated for what it follows from.
+        varied: For each argument, whether it depends on what a gradient is taken for.
         find: Finds matches.
     """
     flat = inlined(closed)

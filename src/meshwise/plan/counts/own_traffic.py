@@ -48,6 +48,6 @@ def own_traffic_bytes(
     if dispatch is not None and sent is not None:
         num_bytes += ROUNDS * 2 * (sum(sent.operands) + sum(sent.results))
         widths = math.prod(loop_parts(strategy, loop, sizes) for loop in op.scratch.loops or ())
-        # The first group of a round is the last one of the round before.
+        # A group that goes on in the next round: 2 for the copy of its matrix, 1 for half a strip.
         num_bytes += (ROUNDS - 1) * 3 * op.scratch.matrix_bytes / widths
     return num_bytes

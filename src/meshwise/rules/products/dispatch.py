@@ -1,10 +1,10 @@
 """Rows go to the devices that have the matrices of their groups, in rounds of equal size.
 
-A round sends as many rows between each two devices (`graph.dispatch`), some of which stand for
-none.  What is computed of a row comes back to its place.  All devices run as many rounds as the
-fullest pair of them needs.
+In a round each device sends equally many places to every device (`graph/dispatch`); places without
+a row are filled.  Results return to the places of their rows.  All devices run as many rounds as
+the fullest pair needs.
 
-Source: Lepikhin et al. 2020 (GShard), section 3.2, for the exchange; docs/decisions/0033.
+Source: Lepikhin et al. 2020 (GShard), section 3.2, for the exchange; docs/decisions/0034.
 """
 
 from __future__ import annotations
@@ -70,18 +70,18 @@ class Routes(NamedTuple):
         """Send rows round by round to the devices of their groups, and results back.
 
         Args:
-            operands: What own rows have: (row, feature) each.
-            body: Takes what rows have that came, where those of own groups are among them, and the
-                sums; returns results of as many rows, and the new sums.
-            results: What stands for rows of no group: (row, column) each.
-            sums: What is added to from round to round.
+            operands: Arrays of the rows of this device: (row, feature) each.
+            body: Takes the arrays of the rows that came, where the rows of each own group are in
+                them, and the sums; returns one result for each of these rows, and the new sums.
+            results: Initial results, kept for rows of no group: (row, column) each.
+            sums: Initial sums, carried from round to round.
 
         Returns:
             The results of own rows, and the sums.
         """
         num_rows = len(operands[0])
 
-        def turn(number: Array, carry: tuple[list[Array], _Sums]) -> tuple[list[Array], _Sums]:
+        def one_round(number: Array, carry: tuple[list[Array], _Sums]) -> tuple[list[Array], _Sums]:
             results, sums = carry
             which = self._rows(number, num_rows)
             came = [self._arrived(rows, which) for rows in operands]
@@ -92,30 +92,30 @@ class Routes(NamedTuple):
                 for out, x in zip(results, back, strict=True)
             ], sums
 
-        return run_turns(self.rounds, ROUNDS, turn, (list(results), sums))
+        return run_turns(self.rounds, ROUNDS, one_round, (list(results), sums))
 
     def _arrived(self, rows: Array, which: Array) -> Array:
         """Return the rows that come while each device sends some of its own."""
         return self._sent(taken(rows, which)).reshape(-1, rows.shape[-1])
 
-    def _rows(self, turn: Array, beyond: int) -> Array:
+    def _rows(self, number: Array, beyond: int) -> Array:
         """Return the numbers of the rows that go in a round: (device, place).
 
         Args:
-            turn: Number of the round.
-            beyond: The number of all rows; where no row goes, numbers from it on stand, each once.
+            number: Number of the round.
+            beyond: Number of all rows; places without a row get distinct numbers >= `beyond`.
         """
-        devices = jnp.arange(len(self.own.first), dtype=turn.dtype)
-        found = jax.vmap(lambda device: self.own.rows(device, turn, self.size, beyond))(devices)
+        devices = jnp.arange(len(self.own.first), dtype=number.dtype)
+        found = jax.vmap(lambda device: self.own.rows(device, number, self.size, beyond))(devices)
         return jnp.where(found < beyond, found, found + self.size * devices[:, None])
 
     def _sent(self, values: Array) -> Array:
         """Return what comes while each device sends its rows: (device, place, feature)."""
         return lax.all_to_all(values, self.axes, split_axis=0, concat_axis=0, tiled=True)
 
-    def _groups(self, turn: Array) -> Groups:
+    def _groups(self, number: Array) -> Groups:
         """Return where the rows of own groups are among those that come in a round."""
-        ends = jnp.cumsum(self.counts, axis=1, dtype=np.int32) - turn * self.size
+        ends = jnp.cumsum(self.counts, axis=1, dtype=np.int32) - number * self.size
         first = jnp.clip(ends - self.counts, 0, self.size)
         length = jnp.clip(ends, 0, self.size) - first
         before = self.size * jnp.arange(len(self.counts), dtype=np.int32)[:, None]

@@ -4,7 +4,7 @@
     experts_gradient   rows, sizes, cotangent, matrices -> gradients for rows, for matrices
 
 Rows go to the devices of their groups once for all products, and results come back once.  What
-stands between the products is in memory for one strip of rows only, and is made again for the
+stands between the products is in memory for one strip of rows only, and is computed again for the
 gradients.
 """
 
@@ -184,7 +184,8 @@ def _local(eqn: Equation, shards: Shards, operands: Sequence[Array], num_first: 
     function, num_outer = eqn.params["function"], eqn.params["num_outer"]
     rows, sizes, *rest = operands
     loops = shards.rule.operands[num_first][0]
-    if shards.is_planned:  # Nothing is split but sequences; groups may be padded, and are empty.
+    # Only sequences are split.  Padded groups have no rows.
+    if shards.is_planned:
         count = shards.local_size(loops[0]) if loops else sizes.shape[-1]
         if more := count - sizes.shape[-1]:
             sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])

@@ -21,8 +21,8 @@ from meshwise.rules.products.strips import (
     strip_rows,
 )
 
-# How often a strip of the backward pass has what stands between the products: values, and their
-# cotangents; and how often that is written or read.
+# Of the values between the products, in the backward pass: copies held for a strip (with
+# cotangents), and times they are written or read.
 _VALUES_HELD, _VALUES_MOVED = 3, 8
 
 
@@ -54,7 +54,7 @@ def forward_scratch(eqn: Equation) -> Scratch:
 
 
 def backward_scratch(eqn: Equation) -> Scratch:
-    """Return the scratch: the matrices of a group and sums of their gradients, a strip likewise."""
+    """Return the scratch: matrices of a group, sums of their gradients, and a strip of rows."""
     (of_row, of_result), of_values = _row_bytes(eqn, BACKWARD)
     of_matrices = _matrix_bytes(eqn, BACKWARD)
     sums = sum(
@@ -105,8 +105,8 @@ def _scratch(
         share=1.0,
         traffic_bytes=float(num_rows * moved),
         loops=tuple(sorted(width)),
-        # Of the last strip of a group half is empty.  Matrices are copied before its strips; sums
-        # are read before and written after them.
+        # The half-empty last strip costs half a strip's traffic a group.  Matrices are copied
+        # (read, written) before its strips; sums are read before them and written after.
         unsplit_traffic_bytes=num_groups * (of_strip / 2 + 2 * matrices),
         strip_traffic_bytes=num_rows * of_strip / most,
         least_strip_traffic_bytes=float(num_groups * STRIPS_OF_GROUP * of_strip),

@@ -34,14 +34,15 @@ from meshwise.rules.products.strips import (
 def local_ragged_dot(
     eqn: Equation, shards: Shards, operands: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Strip by strip, with the rows of own groups: the local ones, or those that come."""
+    """Return the result, strip by strip, from rows of own groups: local ones, or rows that come."""
     lhs, rhs, sizes = operands
     if is_of_batch(eqn):
         return [_without_groups(eqn, lhs, rhs)]
     dims = RaggedDims.of(eqn)
     of_groups = dims.of_groups(shards.rule)
     count = shards.local_size(of_groups[0]) if of_groups else sizes.shape[-1]
-    if shards.is_planned:  # Nothing is split but sequences; groups may be padded, and are empty.
+    # Only sequences are split.  Padded groups have no rows.
+    if shards.is_planned:
         if more := count - sizes.shape[-1]:
             sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])
         return rebind(eqn, (lhs, rhs, sizes), out_sharding=None)

@@ -26,7 +26,7 @@ def ragged_dot_rule(eqn: Equation) -> LoopRule:
     right: list[tuple[int, ...]] = [()] * len(rhs)
     result: list[tuple[int, ...]] = []
     for i, j in zip(lhs_batch, rhs_batch, strict=True):
-        # In groups of the batch the rows of one group are those of others: whole.
+        # A ragged batch dim stays whole: groups then change nothing (`is_of_batch`).
         left[i] = right[j] = () if i == ragged else loops.add(lhs[i])
         result.append(left[i])
     lhs_free = [i for i in range(len(lhs)) if i not in (*lhs_batch, *lhs_contract)]
@@ -94,7 +94,7 @@ def _dispatch(
 
 
 def is_of_batch(eqn: Equation) -> bool:
-    """Return whether the rows of a group are those of the batch: groups then change nothing.
+    """Return whether the ragged dim is a batch dim: groups then change nothing.
 
     Args:
         eqn: The equation.
@@ -152,7 +152,7 @@ class RaggedDims:
 
     @property
     def is_batch_first(self) -> bool:
-        """Whether matrices lie by batch, and then by group; by group first if they are made."""
+        """Whether a matrix operand has batch dims before the group dim; no if they are results."""
         return bool(self.groups) and min(self.batch[1], default=self.groups[0]) < self.groups[0]
 
     @property

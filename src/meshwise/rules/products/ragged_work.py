@@ -67,8 +67,9 @@ def ragged_dot_flop(eqn: Equation) -> float:
 def ragged_dot_scratch(eqn: Equation) -> Scratch | None:
     """Return the scratch: a matrix or its sums, a strip of both kinds of rows, copied operands.
 
-    A device holds a whole matrix and a whole strip, however rows and groups are split.  It reads a
-    matrix once for each strip, of which a group has a few, and more if it has many rows.
+    Splitting rows or groups does not divide the matrix and the strip that a device holds; splitting
+    their widths does.  In rounds a strip may have fewer rows.  A device reads a matrix once for
+    each strip, of which a group has a few, and more if it has many rows.
     """
     if is_of_batch(eqn):
         return None
@@ -107,8 +108,8 @@ def ragged_dot_scratch(eqn: Equation) -> Scratch | None:
         traffic_bytes=float(sizes.num_rows * moved),
         whole_bytes=float(sum(x.size * x.dtype.itemsize for x in copied)),
         loops=tuple(sorted(of_widths)),
-        # Of the last strip of a group half is empty.  A matrix is copied before its strips, or its
-        # sums are read before and written after them.
+        # The half-empty last strip costs half a strip's traffic a group.  A matrix is copied (read,
+        # written) before its strips; sums are read before them and written after.
         unsplit_traffic_bytes=sizes.num_matrices * (of_strip / 2 + 2 * of_matrix),
         strip_traffic_bytes=sizes.num_rows * of_strip / most,
         least_strip_traffic_bytes=float(sizes.num_matrices * STRIPS_OF_GROUP * of_strip),

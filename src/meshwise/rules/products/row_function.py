@@ -101,7 +101,7 @@ class RowFunction:
     def inner_dims(self, shapes: Sequence[tuple[int, ...]]) -> dict[int, int]:
         """Return the dim of each matrix that follows the width between the products.
 
-        Parts of this width give terms of the result, as nothing but the last product contracts it.
+        Only the last product contracts this width, so devices with parts of it have partial sums.
 
         Args:
             shapes: Of the matrices, those of all groups: (group, one, other).
@@ -142,6 +142,7 @@ class RowFunction:
             dtypes: Of the gradients for the matrices.
         """
         shapes = jax.eval_shape(lambda: self._products(self._values(rows, matrices, None)))
+        # Zeros added to each product: their cotangents are those of the products.
         nothing = [jnp.zeros(x.shape, x.dtype) for x in shapes]
 
         def run(rows: Array, terms: list[Array]) -> tuple[Array, list[Array]]:

@@ -25,7 +25,7 @@ class LocalGroups(NamedTuple):
     Attributes:
         num_groups: How many groups.
         rows: Its rows of these groups; None if rows go to the devices of their groups.
-        parts: Its rows are those of so many times as many groups.
+        parts: If rows stay: into how many parts the groups are split; its rows are of all parts.
         routes: How rows go; None if they stay.
     """
 
@@ -36,7 +36,7 @@ class LocalGroups(NamedTuple):
 
     @staticmethod
     def alone(dims: RaggedDims, shape: Sequence[int], sizes: jax.Array) -> LocalGroups:
-        """Return all groups.
+        """Return all groups, for an operator that is not split.
 
         Args:
             dims: The dims of the operands.
@@ -60,7 +60,7 @@ class LocalGroups(NamedTuple):
             shards: How the loops are split.
             dims: The dims of the operands.
             shape: Of the local left operand.
-            sizes: Rows of each group, of all groups, of local sequences.
+            sizes: Rows of each of all groups, in the local sequences.
             loops: The loop of the groups; () if there is one group at most.
         """
         dispatch = shards.rule.dispatch
@@ -91,7 +91,7 @@ class LocalGroups(NamedTuple):
 
         Args:
             rows: All rows of the device, or those that came in a round.
-            own: Those of own groups among them.
+            own: Where the rows of own groups are among them.
             most: What `most_rows` returns.
         """
         count = self.some or len(own.first) * self.parts

@@ -4,7 +4,7 @@ JAX gives `ragged_dot_general` to XLA:GPU and XLA:CPU as a dense product of all 
 matrix.  With groups in each of several sequences neither XLA:GPU nor XLA:TPU compiles it (JAX
 0.10.2).  Here one loop goes over groups, and one in it over the strips of a group.  So each row is
 multiplied once, and groups of other devices are left out.  The last strip of a group is filled with
-zeros.
+zeros; in gradients of a function, with rows again whose cotangents are zeros.
 
 Source: Gale et al. 2023 (MegaBlocks), section 4, for blocks of rows of one expert.
 """
@@ -23,9 +23,10 @@ from jax import Array, lax
 from meshwise.graph.turns import turns_scope
 from meshwise.rules.products.row_function import RowFunction
 
-# Rows of a strip: half of a group of middle size, so that the half of the last one that is empty is
-# a quarter of the work; but not so few that a matrix takes longer to read than to multiply with.
-# Sums take four times as long: they have 32 bits, and are read and written.
+# Rows of a strip: about half of a group of mean size (a power of two), so that the last strip, half
+# empty on average, adds at most about a quarter to the work; but not so few rows that a matrix
+# takes longer to read than to multiply.  Sums of gradients move four times the bytes: 32 instead of
+# 16 bits, read and written.
 FEWEST_ROWS, STRIPS_OF_GROUP = 128, 2
 _MOST_ROWS, _MOST_ROWS_OF_SUMS = 1024, 4096
 
@@ -56,7 +57,9 @@ def strip_rows(num_rows: int, num_groups: int, most: int) -> int:
 
 
 def computed_rows(num_rows: int, num_groups: int) -> float:
-    """Return how many rows are computed, with those that fill strips, if groups are equally large.
+    """Return how many rows are computed, with those that fill the last strips.
+
+    The last strip of each group is taken as half empty, and strips as not limited by `most`.
 
     Args:
         num_rows: Rows of all groups.
@@ -72,7 +75,7 @@ class Strips(NamedTuple):
 
     Attributes:
         size: Rows of a strip.
-        turns: Strips of a group of middle size.
+        turns: Strips of a group of mean size.
     """
 
     size: int
@@ -109,8 +112,7 @@ class Groups(NamedTuple):
             matrix: Number of the matrix.
             strip: Number of the strip among those of the matrix.
             size: Rows of a strip.
-            beyond: The number of all rows; numbers from it on stand behind the last row of the
-                matrix, each once.
+            beyond: Number of all rows; places without a row get distinct numbers >= `beyond`.
         """
         first, length = self.first[matrix], self.length[matrix]
         ends = jnp.cumsum(length)
@@ -154,13 +156,16 @@ class Groups(NamedTuple):
 def run_turns(
     count: Array, about: int, body: Callable[[Array, _Carry], _Carry], carry: _Carry
 ) -> _Carry:
-    """Run a body as often as is only known when it runs.
+    """Run a body; how often is known only when the step runs.
 
     Args:
         count: How often.
         about: How often it is expected to run.
         body: Takes the number of the turn, and what goes from turn to turn.
         carry: What the first turn gets.
+
+    Returns:
+        What the last turn gives.
     """
     with jax.named_scope(turns_scope(about)):
         return lax.fori_loop(jnp.zeros_like(count), count, body, carry)
@@ -243,7 +248,7 @@ def gradients_of_rows(
         def of_strip(turn: Array, carry: _Carry) -> _Carry:
             out, sums = carry
             which = groups.rows(number, turn, strips.size, len(rows))
-            # What is made of no row could be infinite, and nothing times that is no number.
+            # A row of zeros may give inf, and 0 * inf is NaN: empty places repeat the first row.
             some_row = jnp.where(which < len(rows), which, which[0])
             found, terms = function.gradients(
                 taken(rows, some_row), own, taken(cotangents, which), dtypes
@@ -277,7 +282,7 @@ def rows_by_rows(
     precision: Any,
     some: int | None = None,
 ) -> Array:
-    """Add for each group the product of its rows with its rows: gradients of matrices.
+    """Add for each group the product of its left rows with its right rows: gradients of matrices.
 
     Args:
         left: (row, one).

@@ -63,12 +63,12 @@ class Match:
 
 
 def matches(jaxpr: FlatJaxpr, varied: Sequence[Var]) -> list[Match]:
-    """Find all experts of two or more products whose values nothing else reads.
+    """Find experts of two or more products; nothing outside reads their inner values.
 
     Args:
         jaxpr: A jaxpr whose calls were taken apart.
-        varied: Its arguments for which something is differentiated: all matrices of experts follow
-            from them, for the operator makes the gradients of all.
+        varied: Its arguments for which gradients are taken; if any, all matrices must depend on
+            them, since the operator computes the gradients of all.
     """
     follows = dependent(jaxpr.eqns, varied)
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
@@ -183,7 +183,7 @@ class _Writing:
 
 
 def _groups_of(jaxpr: FlatJaxpr) -> dict[Var, Var]:
-    """Return sizes of groups by value that follows element by element from products with them."""
+    """Return, for each value made from products element by element, the sizes of their groups."""
     found: dict[Var, Var] = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == PRODUCT:
@@ -196,7 +196,7 @@ def _groups_of(jaxpr: FlatJaxpr) -> dict[Var, Var]:
 
 
 def _matched(last: Eqn, makers: Mapping[Var, Eqn], groups: Mapping[Var, Var]) -> Match | None:
-    """Return the experts whose last product an equation is; None if it is the only one."""
+    """Return the experts that end in this product; None if it is alone or does not fit."""
     writing = _Writing(makers, groups, last)
     if (
         writing.product(last, is_last=True) is None
