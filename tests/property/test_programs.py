@@ -116,7 +116,7 @@ def _names(operations: Any) -> set[str]:
 # callbacks are tested in `oracle/test_kernels` and `runtime/test_callbacks`.
 _ELSEWHERE = """
     attention attention_gradient dot_product_attention_bwd_wrapper
-    dot_product_attention_fwd_wrapper host_call pallas_call pure_callback
+    dot_product_attention_fwd_wrapper experts experts_gradient host_call pallas_call pure_callback
 """.split()
 
 
