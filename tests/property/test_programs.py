@@ -112,8 +112,9 @@ def _names(operations: Any) -> set[str]:
     return {node.name for scope in scopes for node in scope.program.nodes}
 
 
-# Attention is an operator only where a plan needs it (`oracle/test_attention`); kernels and
-# callbacks are tested in `oracle/test_kernels` and `runtime/test_callbacks`.
+# Attention is an operator only where a plan needs it (`oracle/test_attention`), experts where their
+# products are found (`oracle/test_dispatch`); kernels and callbacks are tested in
+# `oracle/test_kernels` and `runtime/test_callbacks`.
 _ELSEWHERE = """
     attention attention_gradient dot_product_attention_bwd_wrapper
     dot_product_attention_fwd_wrapper experts experts_gradient host_call pallas_call pure_callback
