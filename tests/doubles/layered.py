@@ -63,12 +63,22 @@ def gpt_layers(rows: int, *, joins_attention: bool = False, **changes: Any) -> L
     """A GPT of a few narrow blocks."""
     sizes = {"hidden": 64, "num_heads": 4, "seq_len": 32, "num_layers": 4} | changes
     config = gpt_config("tiny", scan_layers=False, **sizes)
-    tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
-    one = jnp.zeros((1, config.seq_len), jnp.int32)
+    return _of_tokens(Gpt(config), config.seq_len, rows, joins_attention=joins_attention)
+
+
+def dropless_layers(rows: int) -> Layering:
+    """A Llama of experts without capacities."""
+    config = expert_llama_config("tiny", num_experts=8)
+    return _of_tokens(ExpertLlama(config), config.seq_len, rows)
+
+
+def _of_tokens(model: Any, length: int, rows: int, *, joins_attention: bool = False) -> Layering:
+    """A model that predicts tokens of sequences."""
+    tokens = jax.ShapeDtypeStruct((rows, length), jnp.int32)
     return layered(
-        Gpt(config),
+        model,
         lambda out, b: mean_cross_entropy(out, b[1]),
-        one,
+        jnp.zeros((1, length), jnp.int32),
         (tokens, tokens),
         rows,
         joins_attention=joins_attention,
@@ -116,20 +126,6 @@ def masked_attention_layers(rows: int, *, per_block: int, joins_attention: bool)
         ((x, mask), x),
         rows,
         joins_attention=joins_attention,
-    )
-
-
-def dropless_layers(rows: int) -> Layering:
-    """A Llama of experts without capacities."""
-    config = expert_llama_config("tiny", num_experts=8)
-    tokens = jax.ShapeDtypeStruct((rows, config.seq_len), jnp.int32)
-    one = jnp.zeros((1, config.seq_len), jnp.int32)
-    return layered(
-        ExpertLlama(config),
-        lambda out, b: mean_cross_entropy(out, b[1]),
-        one,
-        (tokens, tokens),
-        rows,
     )
 
 

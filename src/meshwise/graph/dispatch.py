@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from meshwise.graph.graph import Tensor
-from meshwise.graph.layout import local_shape
 from meshwise.graph.loops import (
     LoopRule,
     Strategy,
     axes_along,
     axes_of_loop,
-    operand_layouts,
-    result_layouts,
+    block_shapes,
 )
 
 # Rounds that send all rows if all pairs of devices have the same number of rows.
@@ -119,18 +117,16 @@ def round_of(
     axes, dispatch = dispatch_axes(rule, strategy, sizes), rule.dispatch
     if dispatch is None or not axes:
         return None
-    layouts = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
-    assert layouts[0] is not None
-    assert layouts[1] is not None
+    shapes = ([tensor.shape for tensor in tensors] for tensors in (operands, results))
+    of_operands, of_results = block_shapes(rule, strategy, sizes, *shapes)
     count = math.prod(sizes[a] for a in axes)
     moving = [
-        *((operands[k], layouts[0][k]) for k in dispatch.operands),
-        *((results[k], layouts[1][k]) for k in dispatch.results),
+        *((operands[k], of_operands[k]) for k in dispatch.operands),
+        *((results[k], of_results[k]) for k in dispatch.results),
     ]
     sent: list[int] = []
     coming = 0
-    for (tensor, layout), dims in zip(moving, dispatch.dims, strict=True):
-        shape = local_shape(tensor.shape, layout, sizes)
+    for (tensor, shape), dims in zip(moving, dispatch.dims, strict=True):
         num_rows = math.prod(shape[d] for d in dims)
         of_row = math.prod(shape) // max(1, num_rows) * tensor.itemsize
         coming = count * rows_of_pair(num_rows, count)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from meshwise.graph.layout import SUM, Layout
+from meshwise.graph.layout import SUM, Layout, local_shape
 from meshwise.graph.sent import Dispatch, Halo, Ring
 
 PARALLEL = "parallel"
@@ -208,6 +208,31 @@ def result_layouts(
         partial = tuple(a for a in reduced if not any(a in axes for axes in split))
         layouts.append(Layout(split, partial, monoid if partial else ""))
     return tuple(layouts)
+
+
+def block_shapes(
+    rule: LoopRule,
+    strategy: Strategy,
+    sizes: Sequence[int],
+    operands: Sequence[Sequence[int]],
+    results: Sequence[Sequence[int]],
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return the shapes of the blocks of one device: of each operand, and of each result.
+
+    Args:
+        rule: The loops of the operator.
+        strategy: A feasible strategy.
+        sizes: Sizes of the mesh axes.
+        operands: Shapes of the whole operands.
+        results: Shapes of the whole results.
+    """
+    wants, makes = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
+    assert wants is not None
+    assert makes is not None
+    return (
+        [local_shape(shape, x, sizes) for shape, x in zip(operands, wants, strict=True)],
+        [local_shape(shape, x, sizes) for shape, x in zip(results, makes, strict=True)],
+    )
 
 
 def loop_parts(strategy: Strategy, loop: int, sizes: Sequence[int]) -> int:

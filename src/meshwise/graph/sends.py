@@ -14,14 +14,12 @@ from meshwise.graph.chunks import num_query_blocks
 from meshwise.graph.dispatch import COUNT_BYTES, ROUNDS, dispatch_axes, round_of
 from meshwise.graph.graph import Tensor
 from meshwise.graph.halo import edge_elements
-from meshwise.graph.layout import local_shape
 from meshwise.graph.loops import (
     LoopRule,
     Strategy,
     axes_of_loop,
+    block_shapes,
     loop_parts,
-    operand_layouts,
-    result_layouts,
 )
 
 
@@ -194,15 +192,11 @@ def _block_bytes(
     results: Sequence[Tensor],
 ) -> tuple[list[int], list[int]]:
     """Return the bytes of the block of one device, of each operand and of each result."""
-    layouts = operand_layouts(rule, strategy, sizes), result_layouts(rule, strategy, sizes)
-    assert layouts[0] is not None
-    assert layouts[1] is not None
+    shapes = ([tensor.shape for tensor in tensors] for tensors in (operands, results))
+    blocks = block_shapes(rule, strategy, sizes, *shapes)
     of_operands, of_results = (
-        [
-            math.prod(local_shape(tensor.shape, layout, sizes)) * tensor.itemsize
-            for tensor, layout in zip(tensors, found, strict=True)
-        ]
-        for tensors, found in ((operands, layouts[0]), (results, layouts[1]))
+        [math.prod(shape) * x.itemsize for x, shape in zip(tensors, found, strict=True)]
+        for tensors, found in zip((operands, results), blocks, strict=True)
     )
     return of_operands, of_results
 

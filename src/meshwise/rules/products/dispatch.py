@@ -21,7 +21,9 @@ from meshwise.graph.dispatch import ROUNDS
 from meshwise.rules.products.strips import Groups, run_turns, taken
 
 # What goes from round to round beside the results: arrays of own groups.
-_Sums: TypeAlias = Any
+Sums: TypeAlias = Any
+# Takes arrays of rows, where those of own groups are in them, and sums; see `Routes.run`.
+Body: TypeAlias = Callable[[list[Array], Groups, Sums], tuple[list[Array], Sums]]
 
 
 class Routes(NamedTuple):
@@ -61,12 +63,8 @@ class Routes(NamedTuple):
         return Routes(own, counts, -(-jnp.max(of_pairs) // size), size, axes)
 
     def run(
-        self,
-        operands: Sequence[Array],
-        body: Callable[[list[Array], Groups, _Sums], tuple[list[Array], _Sums]],
-        results: Sequence[Array],
-        sums: _Sums,
-    ) -> tuple[list[Array], _Sums]:
+        self, operands: Sequence[Array], body: Body, results: Sequence[Array], sums: Sums
+    ) -> tuple[list[Array], Sums]:
         """Send rows round by round to the devices of their groups, and results back.
 
         Args:
@@ -81,7 +79,7 @@ class Routes(NamedTuple):
         """
         num_rows = len(operands[0])
 
-        def one_round(number: Array, carry: tuple[list[Array], _Sums]) -> tuple[list[Array], _Sums]:
+        def one_round(number: Array, carry: tuple[list[Array], Sums]) -> tuple[list[Array], Sums]:
             results, sums = carry
             which = self._rows(number, num_rows)
             came = [self._arrived(rows, which) for rows in operands]

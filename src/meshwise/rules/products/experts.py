@@ -32,13 +32,12 @@ from meshwise.rules.products.experts_work import (
 )
 from meshwise.rules.products.ragged_rule import RaggedDims
 from meshwise.rules.products.row_function import RowFunction
-from meshwise.rules.products.row_groups import LocalGroups
+from meshwise.rules.products.row_groups import LocalGroups, padded_sizes
 from meshwise.rules.products.strips import (
     Groups,
     gradients_of_rows,
     most_rows,
     rows_by_matrices,
-    sum_dtype,
 )
 
 experts_p = Primitive("experts")
@@ -61,23 +60,16 @@ def _results(function: RowFunction, local: LocalGroups, operands: Sequence[Array
     """Return the results of the rows of a device, in the dims of its rows."""
     rows, _, *matrices = operands
 
-    def made(rows: Array, own: Groups) -> Array:
-        strips = local.strips(rows, own, most_rows(makes_matrices=False))
-        return rows_by_matrices(
-            rows, matrices, own, function=function, strips=strips, some=local.some
+    def made(came: list[Array], own: Groups, sums: Any) -> tuple[list[Array], Any]:
+        strips = local.strips(came[0], own, most_rows(makes_matrices=False))
+        found = rows_by_matrices(
+            came[0], matrices, own, function=function, strips=strips, some=local.some
         )
+        return [found], sums
 
-    if local.rows is not None:
-        out = made(_by_row(rows), local.rows)
-    else:
-        assert local.routes is not None
-        shape = (rows.size // rows.shape[-1], function.num_columns([x.shape for x in matrices]))
-        (out,), _ = local.routes.run(
-            [_by_row(rows)],
-            lambda came, own, _: ([made(came[0], own)], None),
-            [jnp.zeros(shape, function.dtype)],
-            None,
-        )
+    columns = function.num_columns([x.shape for x in matrices])
+    nothing = jnp.zeros((rows.size // rows.shape[-1], columns), function.dtype)
+    (out,), _ = local.run([_by_row(rows)], made, [nothing], None)
     return out.reshape(*rows.shape[:-1], -1)
 
 
@@ -85,7 +77,7 @@ def _gradients(function: RowFunction, local: LocalGroups, operands: Sequence[Arr
     """Return the gradients for the rows of a device, and for matrices of its groups."""
     rows, _, cotangents, *matrices = operands
 
-    def made(came: Sequence[Array], own: Groups, sums: Any) -> tuple[list[Array], Any]:
+    def made(came: list[Array], own: Groups, sums: Any) -> tuple[list[Array], Any]:
         strips = local.strips(came[0], own, most_rows(makes_matrices=True))
         found, sums = gradients_of_rows(
             came[0],
@@ -100,12 +92,8 @@ def _gradients(function: RowFunction, local: LocalGroups, operands: Sequence[Arr
         return [found], sums
 
     given = [_by_row(rows), _by_row(cotangents)]
-    if local.rows is not None:
-        (found,), sums = made(given, local.rows, [jnp.zeros_like(x) for x in matrices])
-    else:
-        assert local.routes is not None
-        sums = [jnp.zeros(x.shape, sum_dtype(x.dtype)) for x in matrices]
-        (found,), sums = local.routes.run(given, made, [jnp.zeros_like(given[0])], sums)
+    sums = [local.nothing(x.shape[1:], x.dtype) for x in matrices]
+    (found,), sums = local.run(given, made, [jnp.zeros_like(given[0])], sums)
     of_matrices = [x.astype(y.dtype) for x, y in zip(sums, matrices, strict=True)]
     return [found.reshape(rows.shape), *of_matrices]
 
@@ -187,9 +175,7 @@ def _local(eqn: Equation, shards: Shards, operands: Sequence[Array], num_first: 
     # Only sequences are split.  Padded groups have no rows.
     if shards.is_planned:
         count = shards.local_size(loops[0]) if loops else sizes.shape[-1]
-        if more := count - sizes.shape[-1]:
-            sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])
-        return rebind(eqn, (rows, sizes, *rest))
+        return rebind(eqn, (rows, padded_sizes(sizes, count), *rest))
     if any(0 in x.shape for x in operands):
         every = range(len(eqn.out_avals))
         return [jnp.zeros(shards.result_shape(eqn, k), eqn.out_avals[k].dtype) for k in every]

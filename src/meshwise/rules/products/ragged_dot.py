@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from meshwise.rules.primitive import Equation, PrimitiveRule, Shards, rebind
 from meshwise.rules.products.ragged_rule import RaggedDims, Run, is_of_batch, ragged_dot_rule
 from meshwise.rules.products.ragged_work import ragged_dot_flop, ragged_dot_scratch
 from meshwise.rules.products.row_function import RowFunction, RowProduct
-from meshwise.rules.products.row_groups import LocalGroups
+from meshwise.rules.products.row_groups import LocalGroups, padded_sizes
 from meshwise.rules.products.strips import (
     Groups,
     most_rows,
     rows_by_matrices,
     rows_by_rows,
-    sum_dtype,
 )
 
 
@@ -43,9 +42,7 @@ def local_ragged_dot(
     count = shards.local_size(of_groups[0]) if of_groups else sizes.shape[-1]
     # Only sequences are split.  Padded groups have no rows.
     if shards.is_planned:
-        if more := count - sizes.shape[-1]:
-            sizes = jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, more)])
-        return rebind(eqn, (lhs, rhs, sizes), out_sharding=None)
+        return rebind(eqn, (lhs, rhs, padded_sizes(sizes, count)), out_sharding=None)
     if not (lhs.size and rhs.size and sizes.size):
         return [jnp.zeros(shards.result_shape(eqn), eqn.out_avals[0].dtype)]
     made = _product(eqn, shards, dims, operands)
@@ -68,44 +65,31 @@ def _product(
     columns = math.prod(rhs.shape[i] for i in dims.free[1])
     most = most_rows(makes_matrices=not dims.groups)
 
-    def by_matrices(rows: jax.Array, own: Groups) -> jax.Array:
+    def by_matrices(came: list[jax.Array], own: Groups, sums: Any) -> tuple[list[jax.Array], Any]:
         product = RowProduct(0, 0, dims.is_turned, str(out.dtype), precision)
-        return rows_by_matrices(
-            rows,
+        made = rows_by_matrices(
+            came[0],
             [other],
             own,
             function=RowFunction((product,)),
-            strips=local.strips(rows, own, most),
+            strips=local.strips(came[0], own, most),
             some=local.some,
         )
+        return [made], sums
 
-    def by_rows(left: jax.Array, right: jax.Array, own: Groups, sums: jax.Array) -> jax.Array:
+    def by_rows(came: list[jax.Array], own: Groups, sums: Any) -> tuple[list[jax.Array], Any]:
+        left, right = came
         strips = local.strips(left, own, most)
-        return rows_by_rows(
+        return [], rows_by_rows(
             left, right, own, sums, strips=strips, precision=precision, some=local.some
         )
 
-    def nothing(num_matrices: int, dtype: np.dtype) -> jax.Array:
-        return jnp.zeros((num_matrices, rows.shape[-1], columns), dtype)
-
-    if local.rows is not None:
-        if dims.groups:
-            return by_matrices(rows, local.rows)
-        return by_rows(rows, other, local.rows, nothing(len(local.rows.first), out.dtype))
-    assert local.routes is not None
     if dims.groups:
-        results = [jnp.zeros((len(rows), columns), out.dtype)]
-        (made,), _ = local.routes.run(
-            [rows], lambda came, own, _: ([by_matrices(came[0], own)], None), results, None
-        )
+        nothing = jnp.zeros((len(rows), columns), out.dtype)
+        (made,), _ = local.run([rows], by_matrices, [nothing], None)
         return made
-    _, sums = local.routes.run(
-        [rows, other],
-        lambda came, own, sums: ([], by_rows(came[0], came[1], own, sums)),
-        [],
-        nothing(local.num_groups, sum_dtype(out.dtype)),
-    )
-    return sums.astype(out.dtype)
+    sums = local.nothing((rows.shape[-1], columns), out.dtype)
+    return local.run([rows, other], by_rows, [], sums)[1].astype(out.dtype)
 
 
 def _without_groups(eqn: Equation, lhs: jax.Array, rhs: jax.Array) -> jax.Array:

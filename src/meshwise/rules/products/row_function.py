@@ -73,7 +73,7 @@ class RowFunction:
 
     Attributes:
         steps: Value 0 is the rows, then come the results of the steps in order; the last one is a
-            product, and the result.
+            product, and the result.  Each matrix is in one product.
     """
 
     steps: tuple[RowStep, ...]
@@ -151,11 +151,11 @@ class RowFunction:
 
         _, pull, taken = jax.vjp(run, rows, nothing, has_aux=True)
         of_rows, of_products = pull(cotangent)
-        found: list[Array | None] = [None] * len(matrices)
-        for step, value, pulled in zip(self.products, taken, of_products, strict=True):
-            term, before = step.of_matrix(value, pulled, dtypes[step.matrix]), found[step.matrix]
-            found[step.matrix] = term if before is None else before + term
-        return of_rows, [x for x in found if x is not None]
+        found = {
+            step.matrix: step.of_matrix(value, pulled, dtypes[step.matrix])
+            for step, value, pulled in zip(self.products, taken, of_products, strict=True)
+        }
+        return of_rows, [found[k] for k in range(len(matrices))]
 
     def _values(
         self, rows: Array, matrices: Sequence[Array], terms: Sequence[Array] | None

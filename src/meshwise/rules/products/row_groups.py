@@ -14,9 +14,9 @@ from jax import lax
 
 from meshwise.graph.dispatch import groups_of_round, rows_of_pair
 from meshwise.rules.primitive import Shards
-from meshwise.rules.products.dispatch import Routes
+from meshwise.rules.products.dispatch import Body, Routes, Sums
 from meshwise.rules.products.ragged_rule import RaggedDims
-from meshwise.rules.products.strips import Groups, Strips
+from meshwise.rules.products.strips import Groups, Strips, sum_dtype
 
 
 class LocalGroups(NamedTuple):
@@ -82,6 +82,42 @@ class LocalGroups(NamedTuple):
         return LocalGroups(count, None, 1, routes)
 
     @property
+    def num_matrices(self) -> int:
+        """Groups of the device, each of all of the batch."""
+        return self.num_groups if self.rows is None else len(self.rows.first)
+
+    def nothing(self, shape: Sequence[int], dtype: np.dtype) -> jax.Array:
+        """Return zeros to which gradients of matrices are added: (matrix, *shape).
+
+        Over rounds floats are added with 32 bits or more.
+
+        Args:
+            shape: Of one matrix.
+            dtype: Of the gradients.
+        """
+        used = dtype if self.routes is None else sum_dtype(dtype)
+        return jnp.zeros((self.num_matrices, *shape), used)
+
+    def run(
+        self, operands: Sequence[jax.Array], body: Body, results: Sequence[jax.Array], sums: Sums
+    ) -> tuple[list[jax.Array], Sums]:
+        """Run a body with the rows of own groups: those of the device, or those that come.
+
+        Args:
+            operands: Arrays of the rows of this device: (row, feature) each.
+            body: As `Routes.run` has it.
+            results: As `Routes.run` has them; not used if rows stay.
+            sums: As `Routes.run` has them.
+
+        Returns:
+            The results of the rows of this device, and the sums.
+        """
+        if self.routes is not None:
+            return self.routes.run(operands, body, results, sums)
+        assert self.rows is not None
+        return body(list(operands), self.rows, sums)
+
+    @property
     def some(self) -> int | None:
         """About how many groups have rows in a round; None if rows stay."""
         return None if self.routes is None else groups_of_round(self.num_groups)
@@ -96,6 +132,16 @@ class LocalGroups(NamedTuple):
         """
         count = self.some or len(own.first) * self.parts
         return Strips.of(len(rows), count, most)
+
+
+def padded_sizes(sizes: jax.Array, count: int) -> jax.Array:
+    """Return sizes of so many groups: those behind the last one have no rows.
+
+    Args:
+        sizes: Rows of each group, the last dim.
+        count: Number of groups.
+    """
+    return jnp.pad(sizes, [(0, 0)] * (sizes.ndim - 1) + [(0, count - sizes.shape[-1])])
 
 
 def _groups(
