@@ -1,6 +1,6 @@
-"""What experts as one operator compute, hold besides operands and results, and write and read.
+"""FLOP, memory and traffic of experts as one operator, and of its gradient.
 
-Source of what they hold: temporaries of both operators, compiled by XLA:GPU (JAX 0.10.2).
+Source of the memory: temporaries of both operators, compiled by XLA:GPU (JAX 0.10.2).
 """
 
 from __future__ import annotations

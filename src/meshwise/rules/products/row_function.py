@@ -1,4 +1,4 @@
-"""What experts make of a row: products with matrices of its group, and what stands between them."""
+"""The function that experts compute for a row: products, and element-wise operations between."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RowProduct:
         value: Number of the value.
         matrix: Number of the matrix.
         is_turned: Whether the contracted dim of the matrix is its last one.
-        dtype: Of the result, NumPy-style name.
+        dtype: The dtype of the result, NumPy-style name.
         precision: As in `lax.dot_general`.
     """
 
@@ -36,7 +36,7 @@ class RowProduct:
         """Return the columns of the product.
 
         Args:
-            shapes: Of the matrices, those of all groups: (group, one, other).
+            shapes: The shapes of the matrices of all groups: (group, one, other).
         """
         return shapes[self.matrix][1 if self.is_turned else 2]
 
@@ -55,8 +55,8 @@ class RowProduct:
 
         Args:
             value: What was multiplied: (row, feature).
-            cotangent: Of the product: (row, column).
-            dtype: Of the sums.
+            cotangent: The cotangent of the product: (row, column).
+            dtype: The dtype of the sums.
         """
         pair = (cotangent, value) if self.is_turned else (value, cotangent)
         return lax.dot_general(
@@ -87,14 +87,14 @@ class RowFunction:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the result."""
+        """The dtype of the result."""
         return jnp.dtype(self.last.dtype)
 
     def num_columns(self, shapes: Sequence[tuple[int, ...]]) -> int:
         """Return the columns of the result.
 
         Args:
-            shapes: Of the matrices, those of all groups: (group, one, other).
+            shapes: The shapes of the matrices of all groups: (group, one, other).
         """
         return self.last.num_columns(shapes)
 
@@ -104,7 +104,7 @@ class RowFunction:
         Only the last product contracts this width, so devices with parts of it have partial sums.
 
         Args:
-            shapes: Of the matrices, those of all groups: (group, one, other).
+            shapes: The shapes of the matrices of all groups: (group, one, other).
 
         Returns:
             Dims by number of the matrix; none where there is no such width.
@@ -126,7 +126,7 @@ class RowFunction:
 
         Args:
             rows: (row, feature).
-            matrices: Of the group of these rows.
+            matrices: The matrices of the group of these rows.
         """
         return self._values(rows, matrices, None)[-1]
 
@@ -137,9 +137,9 @@ class RowFunction:
 
         Args:
             rows: (row, feature).
-            matrices: Of the group of these rows.
-            cotangent: Of the result.
-            dtypes: Of the gradients for the matrices.
+            matrices: The matrices of the group of these rows.
+            cotangent: The cotangent of the result.
+            dtypes: The dtypes of the gradients for the matrices.
         """
         shapes = jax.eval_shape(lambda: self._products(self._values(rows, matrices, None)))
         # Zeros added to each product: their cotangents are those of the products.

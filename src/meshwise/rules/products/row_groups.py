@@ -40,7 +40,7 @@ class LocalGroups(NamedTuple):
 
         Args:
             dims: The dims of the operands.
-            shape: Of the left operand.
+            shape: The shape of the left operand.
             sizes: Rows of each group.
         """
         count = sizes.shape[-1]
@@ -59,7 +59,7 @@ class LocalGroups(NamedTuple):
         Args:
             shards: How the loops are split.
             dims: The dims of the operands.
-            shape: Of the local left operand.
+            shape: The shape of the local left operand.
             sizes: Rows of each of all groups, in the local sequences.
             loops: The loop of the groups; () if there is one group at most.
         """
@@ -92,8 +92,8 @@ class LocalGroups(NamedTuple):
         Over rounds floats are added with 32 bits or more.
 
         Args:
-            shape: Of one matrix.
-            dtype: Of the gradients.
+            shape: The shape of one matrix.
+            dtype: The dtype of the gradients.
         """
         used = dtype if self.routes is None else sum_dtype(dtype)
         return jnp.zeros((self.num_matrices, *shape), used)

@@ -228,7 +228,7 @@ def gradients_of_rows(
 
     Args:
         rows: (row, feature).
-        cotangents: Of what the function makes of them: (row, column).
+        cotangents: The cotangents of the results of the function: (row, column).
         matrices: As `rows_by_matrices` has them.
         groups: The rows of each group.
         sums: What is added to, for each matrix: (group, one, other); floats are added with 32 bits
@@ -317,7 +317,7 @@ def sum_dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype in which numbers are added: floats have 32 bits or more.
 
     Args:
-        dtype: Of the numbers.
+        dtype: The dtype of the numbers.
     """
     is_short = jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize < 4
     return np.dtype(np.float32) if is_short else dtype

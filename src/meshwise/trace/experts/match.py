@@ -1,4 +1,4 @@
-"""Experts: ragged products of the same rows, and one more of what is made of them by element."""
+"""Experts: ragged products of the same rows, and a last one of an element-wise function of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshwise.trace.attention.labels import ELEMENTWISE
 from meshwise.trace.layers.equations import dependent, variables
 
 PRODUCT = "ragged_dot_general"
-# What experts are made of.
+# Primitives without which there are no experts.
 NEEDED = frozenset({PRODUCT})
 # Dims of the matrices of all groups.
 _MATRIX_DIMS = 3
@@ -28,11 +28,11 @@ class Match:
 
     Attributes:
         eqns: Their equations; the result of the last one is replaced.
-        function: What they make of a row.
+        function: The function that they compute for a row.
         num_outer: Dims of the rows before the ragged one.
         rows: The variable of the rows.
-        sizes: That of the sizes of groups.
-        matrices: Those of the matrices.
+        sizes: The variable of the sizes of groups.
+        matrices: The variables of the matrices.
     """
 
     eqns: tuple[Eqn, ...]
