@@ -18,10 +18,10 @@ from doubles.layered import (
 )
 from meshwise.baselines.pipelines.block_layers import body_of
 from meshwise.baselines.pipelines.layer_methods import INTRA_OP, restricted_layer
-from meshwise.baselines.restrictions import operator_paths
 from meshwise.graph.dispatch import ROUNDS
 from meshwise.inter.layer_cost.run_costs import cheapest_states
 from meshwise.inter.layer_cost.state_costs import BytePrice, ConditionedLayer
+from meshwise.intra.batch_loops import operator_paths
 from meshwise.intra.options import IntraOptions
 from meshwise.plan.counts.collectives import collectives
 from meshwise.plan.verify import verify_decision

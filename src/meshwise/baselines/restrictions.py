@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo, batch_loops
+from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo
 from meshwise.baselines.weights import tensor_loops
 from meshwise.cluster.mesh import LogicalMesh
-from meshwise.graph.graph import Graph, Operator
+from meshwise.graph.graph import Graph
 from meshwise.graph.layout import Layout, replicated
 from meshwise.graph.light import is_light
 from meshwise.graph.loops import NONE
+from meshwise.intra.batch_loops import batch_loops, operator_paths
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 
 _NOT_SPLIT = frozenset((NONE,))
@@ -56,16 +57,6 @@ def _split_dim(shape: Sequence[int], dim: int, axes: Sequence[int], sizes: Seque
         if sizes[a] > 1 and shape[dim] % math.prod(sizes[b] for b in (*used, a)) == 0:
             used = (*used, a)
     return Layout(tuple(used if d == dim else () for d in range(len(shape))))
-
-
-def operator_paths(graph: Graph, path: OperatorPath = ()) -> list[tuple[OperatorPath, Operator]]:
-    """Return the operators of a graph with their paths, those of bodies after their owner."""
-    out: list[tuple[OperatorPath, Operator]] = []
-    for i, op in enumerate(graph.operators):
-        out.append(((*path, i), op))
-        for p, body in enumerate(op.bodies):
-            out += operator_paths(body, (*path, i, p))
-    return out
 
 
 def _over_batch(

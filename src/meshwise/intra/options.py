@@ -63,6 +63,8 @@ class IntraOptions:
             an input none of them, these win.
         strategies: Strategies that operators which decide alone may have; they win likewise.
         restriction: The method's own restrictions.
+        rows_first: Whether the first of three mesh axes splits rows, in layers that no method
+            restricts.
         offload: Whether state that only the update reads stays in the memory of the host.
         dump_ilp: Folder that gets every problem, as a file for `meshwise solve`.
     """
@@ -76,6 +78,7 @@ class IntraOptions:
         default_factory=dict[OperatorPath, frozenset[Strategy]]
     )
     restriction: Restriction = Restriction()
+    rows_first: bool = False
     offload: bool = False
     dump_ilp: Path | None = None
 

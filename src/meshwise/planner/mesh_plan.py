@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from meshwise.baselines.restrictions import operator_paths, undivided_products
+from meshwise.baselines.restrictions import undivided_products
 from meshwise.baselines.search import MeshPlace
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.loops import NO_RULE
+from meshwise.intra.batch_loops import operator_paths
 from meshwise.intra.options import IntraResult
 from meshwise.intra.price import other_operators, step_time_s
 from meshwise.memory.peak import peak

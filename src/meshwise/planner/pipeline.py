@@ -525,7 +525,9 @@ def search_options(layers: Layering, step_flop: float, request: PipelineRequest)
         memory_bytes=request.memory_bytes,
         use_all_devices=request.use_all_devices,
         num_stages=request.num_stages,
-        intra=IntraOptions(time_limit_s=request.time_limit_s, seed=request.seed),
+        intra=IntraOptions(
+            time_limit_s=request.time_limit_s, seed=request.seed, rows_first=not request.pins
+        ),
     )
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from meshwise.baselines.pipelines.layer_restrictions import expert_loops
-from meshwise.baselines.restrictions import ALL_TO_ALL, operator_paths
-from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, batch_loops
+from meshwise.baselines.restrictions import ALL_TO_ALL
+from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER
 from meshwise.baselines.weights import tensor_loops
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Operator
 from meshwise.graph.layout import Layout, used_axes
 from meshwise.graph.light import is_light
 from meshwise.graph.loops import NONE
+from meshwise.intra.batch_loops import batch_loops, operator_paths
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import AllowedChoices, OperatorPath, Restriction
 from meshwise.pieces.piece import PieceGraph

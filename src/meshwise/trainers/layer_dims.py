@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from meshwise.baselines.pipelines.layer_restrictions import expert_inputs
-from meshwise.baselines.restrictions import operator_paths
-from meshwise.baselines.roles import InputInfo, batch_loops, input_info
+from meshwise.baselines.roles import InputInfo, input_info
 from meshwise.baselines.weights import head_loops, tensors_of
 from meshwise.graph.graph import Graph, Operator
+from meshwise.intra.batch_loops import batch_loops, operator_paths
 from meshwise.intra.options import OperatorPath
 from meshwise.pieces.piece import PieceGraph
 

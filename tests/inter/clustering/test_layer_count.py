@@ -93,6 +93,20 @@ def test_each_of_many_blocks_is_a_layer():
     assert found.ranges == tuple((first, first + 3) for first in range(0, 400, 4))
 
 
+def test_blocks_stay_whole_where_what_follows_them_is_short():
+    """So that stages of equally many blocks are equal; half a block at each end is more even.
+
+    Between attention and perceptron of a block as little passes as between blocks.
+    """
+    halves = [(4, 8e8), (2, 2e8)] * 12
+    chain = chain_of([*halves, (3, 3e8)])
+    found = regular_layers(chain, most=13)
+    assert len(found.ranges) == 13
+    assert found.ranges == (*((k, k + 5) for k in range(0, 72, 6)), (72, 74))
+    even = clustered(chain, 13)
+    assert max(even.flop) - min(even.flop) < max(found.flop) - min(found.flop)
+
+
 def test_a_value_goes_past_no_layer_of_many():
     """As what an encoder makes, which only one half of each block of the decoder reads."""
     chain = chain_of([(4, 1e9)] * 100)

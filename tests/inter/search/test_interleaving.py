@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import meshwise as mw
 from doubles.in_flight import in_flight
+from doubles.layered import gpt_layers
 from doubles.layered_steps import CLIPPED, assert_equal, gpt_step, host, unet_step
 from doubles.perceptron import perceptron
 from meshwise.errors import InfeasibleError, PlanError
@@ -26,6 +27,7 @@ from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.finishing import finished
 from meshwise.inter.search.interleaving import interleaved_pipelines
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.intra.options import IntraOptions
 from meshwise.models.named import model_config
 from meshwise.models.steps import model_step
 from meshwise.plan.plan import Plan
@@ -268,3 +270,26 @@ def test_memory_of_its_stages_is_that_of_xla() -> None:
     for stage in parallel.fidelity(state, made.batch):
         ratio = stage.predicted_peak_bytes / stage.compiled_peak_bytes
         assert 1 - MEMORY_BELOW <= ratio <= 1 + MEMORY_ABOVE
+
+
+@pytest.mark.parametrize("joins_attention", [False, True])
+def test_three_axes_are_tried_where_keys_may_go_round(*, joins_attention: bool) -> None:
+    layers = gpt_layers(8, joins_attention=joins_attention)
+    options = SearchOptions(
+        batch_size=8,
+        step_flop=1e9,
+        num_microbatches=(4,),
+        remats=("none",),
+        num_stages=4,
+        intra=IntraOptions(rows_first=True),
+    )
+    (schedule,) = (s for s in SEARCHED if s.name == NAME)
+    cluster = mw.Cluster.virtual("4x p3.8xlarge")
+    told: list[str] = []
+    findings = Findings(VariantCosts(layers, options.intra), cluster.num_devices)
+    found = list(interleaved_pipelines(cluster, options, schedule, findings, told.append))
+    sizes = {way.mesh.sizes for pipeline in found for ways in pipeline.variants for way in ways}
+    # Two meshes of two hosts, and two rows in a micro-batch.
+    tried = any("as 2x2x2" in line for line in told)
+    assert tried == joins_attention
+    assert (2, 4) in sizes

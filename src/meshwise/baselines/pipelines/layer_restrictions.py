@@ -14,17 +14,17 @@ from meshwise.baselines.restrictions import (
     STAGE_2,
     STAGE_3,
     megatron,
-    operator_paths,
     split_axes,
     split_largest,
     zero2,
     zero3,
 )
-from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo, batch_loops
+from meshwise.baselines.roles import BATCH, OPTIMIZER, PARAMETER, InputInfo
 from meshwise.baselines.weights import common_loops, tensors_of
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.graph.graph import Graph, Operator
 from meshwise.graph.layout import Layout, used_axes
+from meshwise.intra.batch_loops import batch_loops, operator_paths
 from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import OperatorPath, Restriction
 

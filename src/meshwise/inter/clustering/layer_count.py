@@ -7,13 +7,21 @@ most layers have the same operators and FLOP.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from meshwise.errors import InfeasibleError
 from meshwise.inter.clustering.operator_chain import OperatorChain
-from meshwise.inter.clustering.operator_clustering import DELTA, CutTable, Layers, cluster_table
+from meshwise.inter.clustering.operator_clustering import (
+    DELTA,
+    CutTable,
+    Layers,
+    cluster_table,
+    layers_at,
+)
 
 # Finer layers make stages more even, and take little more to plan while they are of few kinds.
 MOST_LAYERS = 128
@@ -29,6 +37,8 @@ _MORE_BYTES = 4
 _OF_A_KIND = 40
 # Less work than this part of what few kinds take makes up for more kinds.
 _LESS_WORK = 0.95
+# Layers whose FLOP differ by this share are about equal: tables of positions are made in the first.
+_ABOUT = 0.01
 # The penalty for a layer that receives several values, in squares of a mean layer.
 _OF_SEVERAL_VALUES = 0.25
 
@@ -40,8 +50,8 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     blocks.  In more than 64 layers no value may go past a layer.  Of those with few kinds of layers
     (by number of operators and FLOP) the largest wins.  A still larger number wins if its kinds
     take clearly less to plan, as in convolutional networks, where few kinds are long layers.  Then
-    the same number of layers may be cut between other operators, where fewer values pass, so that
-    residual blocks stay whole.
+    the same number of layers may be cut between other operators: where fewer values pass, so that
+    residual blocks stay whole, or where more layers are equal, so that stages of equally many are.
 
     Args:
         chain: The operators.
@@ -75,7 +85,7 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
         and not has_bypass(chain, layers)
         and not _cuts_blocks(layers, regular)
     ]
-    return _with_whole_blocks(table, [regular[-1], *finer][-1])
+    return _with_most_equal(table, _with_whole_blocks(table, [regular[-1], *finer][-1]))
 
 
 def layers_for(chain: OperatorChain, num_stages: int) -> Layers:
@@ -156,6 +166,47 @@ def _with_whole_blocks(table: CutTable, layers: Layers) -> Layers:
         and (has_bypass(table.chain, layers) or not has_bypass(table.chain, other))
     )
     return other if is_better else layers
+
+
+def _with_most_equal(table: CutTable, layers: Layers) -> Layers:
+    """Return layers that are cut so many operators later, from one on, that most of them are equal.
+
+    Where one layer and the last one have parts of a block, stages of equally many layers are not
+    equal; what stands after the blocks is better a layer by itself.
+    """
+    sizes = [last - first + 1 for first, last in layers.ranges]
+    (period, _), *_ = Counter(sizes).most_common(1)
+    others = [k for k, size in enumerate(sizes[:-1]) if size != period]
+    best = layers
+    for k, later in itertools.product(others, range(1, period)):
+        moved = _moved(table, layers, k, later)
+        if (
+            moved is not None
+            and _num_equal(moved) > _num_equal(best)
+            and moved.worst_received_bytes <= layers.worst_received_bytes
+            and planning_work(moved) <= planning_work(layers)
+            and all_are_heavy(table.chain, moved)
+            and (has_bypass(table.chain, layers) or not has_bypass(table.chain, moved))
+        ):
+            best = moved
+    return best
+
+
+def _moved(table: CutTable, layers: Layers, since: int, later: int) -> Layers | None:
+    """Return layers of which those from one on end later; None if that is no place for a cut."""
+    ends = [last + 1 for _, last in layers.ranges[:-1]]
+    ends[since:] = [end + later for end in ends[since:]]
+    cuts = [end for end in ends if end < table.chain.num_operators]
+    places = np.searchsorted(table.boundaries, cuts)
+    if (table.boundaries[places] != cuts).any():
+        return None
+    return layers_at(table, [0, *places.tolist(), len(table.boundaries) - 1])
+
+
+def _num_equal(layers: Layers) -> int:
+    """Return how many layers have about as many FLOP as the one in the middle."""
+    usual = float(np.median(layers.flop))
+    return int(np.count_nonzero(np.isclose(layers.flop, usual, rtol=_ABOUT, atol=0.0)))
 
 
 def planning_work(layers: Layers) -> int:

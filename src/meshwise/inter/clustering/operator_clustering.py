@@ -22,6 +22,7 @@ Source: Alpa eq. 6, in which w is 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -86,12 +87,21 @@ def cluster_table(
     if worst is None:
         raise InfeasibleError(_why_not(table, num_layers, delta))
     allowed = _within_limit(table, num_layers, delta) & (table.received <= worst)
-    places = _most_even(table, allowed, num_layers, of_several_values)
+    return layers_at(table, _most_even(table, allowed, num_layers, of_several_values))
+
+
+def layers_at(table: CutTable, places: Sequence[int]) -> Layers:
+    """Return the layers between boundaries.
+
+    Args:
+        table: The operators, with candidate boundaries.
+        places: Of the boundaries in the table, the first and the last one too.
+    """
     bounds = [int(table.boundaries[p]) for p in places]
     done = table.flop_before
     return Layers(
         ranges=tuple((a, b - 1) for a, b in pairwise(bounds)),
-        worst_received_bytes=worst,
+        worst_received_bytes=max(int(table.received[a, b]) for a, b in pairwise(places)),
         num_received=sum(int(table.num_received[a, b]) for a, b in pairwise(places)),
         flop=tuple(float(done[b] - done[a]) for a, b in pairwise(places)),
         all_cuts_tried=len(table.boundaries) == table.chain.num_operators + 1,

@@ -104,15 +104,16 @@ _MAX_AXES = 2
 def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     """Return the logical meshes of a submesh that are worth a try.
 
-    Across hosts the second axis is a host, or half of one.  One axis has nearly the plans of two,
-    but tokens go to experts and back in one all-to-all.
+    Across hosts the second axis is a host, half of one, or two devices: beside long rings of keys
+    little is left to split.  One axis has nearly the plans of two, but tokens go to experts and
+    back in one all-to-all.
 
     Args:
         kind: The submesh.
     """
     pairs = [m for m in kind.logical_meshes(_MAX_AXES) if len(m.axes) == _MAX_AXES]
     if kind.num_hosts > 1:
-        widths = (kind.devices_per_host, kind.devices_per_host // 2)
+        widths = (kind.devices_per_host, kind.devices_per_host // 2, 2)
         pairs = [m for m in pairs if m.sizes[1] in widths] or pairs
     return (*pairs, kind.mesh((kind.num_devices,)))
 

@@ -47,6 +47,8 @@ class Left(NamedTuple):
 # What a closer look at an entry shows; nothing where the entry is exact.
 Look: TypeAlias = Raised | Left | Solved | None
 
+# Of the layers of a stage one runs at a time, so that their scratch is not held together.
+_SCRATCH_SHARE = 0.1
 # A choice this close to the bound is a best one, up to the rounding of costs to whole units.
 _TIGHT = 1e-6
 
@@ -344,8 +346,8 @@ def _priced(layer: LayerNetwork, price: BytePrice) -> Problem:
         return layer.problem
     rate, held, sums = price.seconds_per_byte, layer.held, Sums()
     for u, cost in enumerate(layer.problem.costs):
-        num_bytes = held.resident[u] + price.in_flight * held.microbatch[u] + layer.scratch[u]
-        sums.add(u, cost + rate * num_bytes)
+        held_bytes = held.resident[u] + price.in_flight * held.microbatch[u]
+        sums.add(u, cost + rate * (held_bytes + _SCRATCH_SHARE * layer.scratch[u]))
     for pair in layer.problem.pairs:
         sums.add_pair(pair.u, pair.v, pair.cost)
     for copies, weight in ((held.copies, rate), (held.kept_copies, rate * price.in_flight)):

@@ -1,7 +1,8 @@
 """One pipeline with several stages on each of some equal meshes: its cuts, its time, its memory.
 
-All meshes have one shape and plan their layers in one way, as Megatron-LM's do.  The layers are cut
-so that the slowest stage takes the least, and among such cuts stages are as equal as can be.
+All meshes have one shape and plan their layers in one way, as Megatron-LM's do, or some of their
+stages in another way (`mixed_chunks`).  The layers are cut so that the slowest stage takes the
+least, and among such cuts stages are as equal as can be.
 
 Source: docs/facts.md section 5 (Megatron-LM's interleaved schedule, schedules in a V, their times).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from meshwise.inter.stages.stage_construction import StagePlan
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem, StageSpan
 from meshwise.inter.stages.submeshes import StageSubmesh
 from meshwise.inter.stages.transfers import bytes_per_s
+from meshwise.kernels.arrays import Floats
 from meshwise.schedules.in_flight import held_at_peak
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
@@ -70,18 +72,20 @@ class ChunkedPipeline:
 
     Attributes:
         shape: Its meshes.
-        way: How layers are planned.
-        runs: What they cost.
+        ways: How layers are planned.
+        runs: What runs of layers cost, for each of `ways`.
         cuts: First and last layer of each stage.
+        way_of_stage: For each stage its number among `ways`.
         time: Of a step by the closed form.
         least_s: No less does a simulated step take.
         peak_bytes: Of the fullest mesh, one device.
     """
 
     shape: Shape
-    way: Variant
-    runs: RunCosts
+    ways: tuple[Variant, ...]
+    runs: tuple[RunCosts, ...]
     cuts: Ranges
+    way_of_stage: tuple[int, ...]
     time: StepTime
     least_s: float
     peak_bytes: float
@@ -96,7 +100,7 @@ class ChunkedPipeline:
             space: What was searched, in words.
             tried: Seconds of the best step for each number of micro-batches.
         """
-        runs, kind, count = self.runs, self.shape.kind, self.shape.num_microbatches
+        kind, count = self.shape.kind, self.shape.num_microbatches
         submesh = StageSubmesh(
             num_hosts=kind.num_hosts,
             devices_per_host=kind.devices_per_host,
@@ -108,11 +112,17 @@ class ChunkedPipeline:
                 first_layer=first,
                 last_layer=last,
                 submesh=0,
-                variant=0,
+                variant=way,
                 first_device=mesh * kind.num_devices,
             )
-            for (first, last), mesh in zip(self.cuts, self.shape.mesh_of_stage, strict=True)
+            for (first, last), mesh, way in zip(
+                self.cuts, self.shape.mesh_of_stage, self.way_of_stage, strict=True
+            )
         )
+
+        def by_way(amounts: Callable[[RunCosts], Floats]) -> Floats:
+            return np.stack([amounts(runs) for runs in self.runs], axis=-1)[:, :, None, :]
+
         return FoundPipeline(
             plan=StagePlan(
                 stages=stages,
@@ -124,19 +134,19 @@ class ChunkedPipeline:
             problem=StageProblem(
                 costs=StageCosts(
                     submeshes=(submesh,),
-                    microbatch_s=(runs.loop_s / count)[..., None, None],
-                    once_s=runs.once_s[..., None, None],
-                    resident_bytes=runs.resident_bytes[..., None, None],
-                    microbatch_bytes=runs.microbatch_bytes[..., None, None],
-                    temporary_bytes=runs.temporary_bytes[..., None, None],
-                    gather_s=runs.gather_s[..., None, None],
+                    microbatch_s=by_way(lambda runs: runs.loop_s / count),
+                    once_s=by_way(lambda runs: runs.once_s),
+                    resident_bytes=by_way(lambda runs: runs.resident_bytes),
+                    microbatch_bytes=by_way(lambda runs: runs.microbatch_bytes),
+                    temporary_bytes=by_way(lambda runs: runs.temporary_bytes),
+                    gather_s=by_way(lambda runs: runs.gather_s),
                 ),
                 num_devices=self.shape.num_meshes * kind.num_devices,
                 num_microbatches=count,
                 schedule=self.shape.schedule,
             ),
             kinds=(kind,),
-            variants=((self.way,),),
+            variants=(self.ways,),
             tried=dict(tried),
             peak_bytes=self.peak_bytes,
         )
@@ -154,27 +164,67 @@ def chunked_pipeline(shape: Shape, way: Variant, costs: VariantCosts) -> Chunked
     if found is None:
         return None
     cuts, runs = found
+    return pipeline_in_ways(shape, (way,), (runs,), cuts, (0,) * shape.num_stages, costs.source)
+
+
+def pipeline_in_ways(
+    shape: Shape,
+    ways: tuple[Variant, ...],
+    runs: tuple[RunCosts, ...],
+    cuts: Ranges,
+    way_of_stage: tuple[int, ...],
+    source: LayerSource,
+) -> ChunkedPipeline:
+    """Return a pipeline of which all is decided.
+
+    Args:
+        shape: Meshes, micro-batches, schedule.
+        ways: How layers are planned.
+        runs: What runs of layers cost, for each of `ways`.
+        cuts: First and last layer of each stage.
+        way_of_stage: For each stage its number among `ways`.
+        source: The layers.
+    """
+    stages = _Stages(
+        *(
+            [
+                float(getattr(runs[way], name)[at])
+                for at, way in zip(cuts, way_of_stage, strict=True)
+            ]
+            for name in _Stages._fields
+        )
+    )
     return ChunkedPipeline(
         shape=shape,
-        way=way,
+        ways=ways,
         runs=runs,
         cuts=cuts,
-        time=_closed_form(shape, cuts, runs, costs.source),
-        least_s=_least_s(shape, cuts, runs),
-        peak_bytes=_peak_bytes(shape, cuts, runs),
+        way_of_stage=way_of_stage,
+        time=_closed_form(shape, stages, _transfer_s(shape, cuts, source)),
+        least_s=_least_s(shape, stages),
+        peak_bytes=_peak_bytes(shape, stages),
     )
 
 
-def _closed_form(shape: Shape, cuts: Ranges, runs: RunCosts, source: LayerSource) -> StepTime:
+class _Stages(NamedTuple):
+    """What each stage takes and holds, as `RunCosts` has it."""
+
+    loop_s: list[float]
+    gather_s: list[float]
+    once_s: list[float]
+    resident_bytes: list[float]
+    microbatch_bytes: list[float]
+    temporary_bytes: list[float]
+
+
+def _closed_form(shape: Shape, stages: _Stages, sent_s: Sequence[float]) -> StepTime:
     """Seconds of a step by the closed form of the schedule."""
     count, schedule = shape.num_microbatches, shape.schedule
-    busy = runs.loop_s / count + runs.gather_s
     computes, sends, once = ([0.0] * shape.num_meshes for _ in range(3))
-    sent = _transfer_s(shape, cuts, source)
-    for at, mesh, sends_s in zip(cuts, shape.mesh_of_stage, sent, strict=True):
-        computes[mesh] += float(busy[at])
-        sends[mesh] += sends_s
-        once[mesh] += float(runs.once_s[at])
+    for k, mesh in enumerate(shape.mesh_of_stage):
+        computes[mesh] += stages.loop_s[k] / count + stages.gather_s[k]
+        sends[mesh] += sent_s[k]
+        once[mesh] += stages.once_s[k]
     joined = max if schedule.hides_transfers else sum
     load = [joined(both) for both in zip(computes, sends, strict=True)]
     # What shows of a micro-batch's time while the pipeline fills and drains.
@@ -187,40 +237,39 @@ def _closed_form(shape: Shape, cuts: Ranges, runs: RunCosts, source: LayerSource
     )
 
 
-def _least_s(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
+def _least_s(shape: Shape, stages: _Stages) -> float:
     """Seconds that no simulated step takes less than.
 
     A mesh does its own work.  Where a backward pass is one task, a micro-batch passes the first
     stages of all meshes before it both ways besides, and then the first mesh ends its step.
     """
     work, once = ([0.0] * shape.num_meshes for _ in range(2))
-    for at, mesh in zip(cuts, shape.mesh_of_stage, strict=True):
-        work[mesh] += float(runs.loop_s[at])
-        once[mesh] += float(runs.once_s[at])
+    for k, mesh in enumerate(shape.mesh_of_stage):
+        work[mesh] += stages.loop_s[k]
+        once[mesh] += stages.once_s[k]
     least = max(map(sum, zip(work, once, strict=True)))
     if shape.schedule.splits_backward:
         return least
-    first = [float(runs.loop_s[at]) / shape.num_microbatches for at in cuts[: shape.num_meshes]]
+    first = [loop_s / shape.num_microbatches for loop_s in stages.loop_s[: shape.num_meshes]]
     waits = itertools.accumulate(first, initial=0.0)
     return max(least, once[0] + max(map(sum, zip(work, waits, strict=False))))
 
 
-def _peak_bytes(shape: Shape, cuts: Ranges, runs: RunCosts) -> float:
+def _peak_bytes(shape: Shape, stages: _Stages) -> float:
     """Bytes of one device of the fullest mesh."""
-    schedule, stages = shape.schedule, shape.num_stages
-    table = schedule.table(stages, count_at_peak(shape), shape.num_meshes)
-    sizes = [float(runs.microbatch_bytes[at]) for at in cuts]
+    table = shape.schedule.table(shape.num_stages, count_at_peak(shape), shape.num_meshes)
+    sizes = stages.microbatch_bytes
     # What gradients of weights wait for is not known yet.
-    late = [0.0] * stages
+    late = [0.0] * shape.num_stages
     peaks: list[float] = []
     for mesh in range(shape.num_meshes):
         held = held_at_peak(table, mesh, sizes, late)
         peaks.append(
             sum(
-                float(runs.resident_bytes[cuts[k]]) + in_flight * sizes[k]
+                stages.resident_bytes[k] + in_flight * sizes[k]
                 for k, (in_flight, _) in held.items()
             )
-            + max(float(runs.temporary_bytes[cuts[k]]) for k in held)
+            + max(stages.temporary_bytes[k] for k in held)
         )
     return max(peaks)
 

@@ -5,6 +5,9 @@ first, then with a closer look at single layers (`closer_look`), then planned as
 bounded above the fastest simulated step, or above the memory of a device, is not planned; what is
 planned is left out if its own work takes as long.  Of planned pipelines the one with the least
 closed form comes first.
+
+With attention whose keys may go round, meshes whose first axis has a device for each row of a
+micro-batch are tried too.  For the fastest pipelines their second axis is split once more.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from meshwise.inter.search.chunked_pipeline import (
 )
 from meshwise.inter.search.findings import Findings
 from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
+from meshwise.inter.search.mixed_chunks import best_mixed
 from meshwise.inter.search.price_of_memory import fitting
 from meshwise.inter.search.run_needs import RunNeeds
 from meshwise.inter.search.search import FoundPipeline
@@ -43,12 +47,17 @@ from meshwise.inter.search.search_space import (
     variants_of,
 )
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
+from meshwise.intra.batch_loops import operator_paths
 from meshwise.plan.stage import Remat
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.units import bytes_text, counted
 
 # How often more memory is tried to say how much suffices.
 _ROUNDS = 4
+# Kinds of meshes and numbers of micro-batches for which three axes are tried, and how much faster,
+# as a part of a step, they may make a pipeline.
+_MOST_FINER = 3
+_FINER_GAIN = 0.03
 
 
 def interleaved_pipelines(
@@ -162,6 +171,7 @@ class _Search:
     planned: list[ChunkedPipeline] = field(default_factory=list[ChunkedPipeline])
     _waiting: list[_Waiting] = field(init=False, default_factory=list[_Waiting])
     _numbers: Iterator[int] = field(init=False, default_factory=itertools.count)
+    _rings: bool | None = field(init=False, default=None)
     # Whose bounds serve a pipeline before it is looked at more closely.
     _rough: dict[_Way, BoundsKey] = field(init=False, default_factory=dict[_Way, BoundsKey])
 
@@ -189,11 +199,59 @@ class _Search:
             made = self._planned(way, schedule)
             if made is None:
                 continue
-            if made.peak_bytes <= memory_bytes(way.kind, self.options):
+            if self._fits(made):
                 total_s = made.time.total_s
                 heapq.heappush(self._waiting, best._replace(bound_s=total_s, made=made))
             else:
                 too_few[alike] = way.num_microbatches
+        yield from self._on_three_axes()
+
+    def _on_three_axes(self) -> Iterator[FoundPipeline]:
+        """Yield pipelines on meshes of three axes, if those like the fastest may be faster so."""
+        fastest: dict[object, ChunkedPipeline] = {}
+        for made in sorted(self.planned, key=lambda made: made.time.total_s):
+            shape = made.shape
+            if self._fits(made):
+                fastest.setdefault((shape.kind, shape.num_microbatches), made)
+        for made in [*fastest.values()][:_MOST_FINER]:
+            shape, (first, *_) = made.shape, made.ways
+            mesh = self._rows_first(shape.kind, shape.num_microbatches, 2)
+            if mesh is None or made.time.total_s * (1 - _FINER_GAIN) >= self.below_s():
+                continue
+            way = _Way(shape.kind, shape.num_meshes, shape.num_microbatches, mesh, first.remat)
+            finer = self._planned(way, shape.schedule)
+            if finer is not None and self._fits(finer) and finer.least_s < self.below_s():
+                yield finer.found(self.options, self._space(), self._tried())
+
+    def _rows_first(self, kind: SubmeshKind, count: int, width: int) -> LogicalMesh | None:
+        """Return a mesh whose first axis has a device for each row; None if it is not worth a try.
+
+        Args:
+            kind: The devices.
+            count: Number of micro-batches.
+            width: Of the third axis; 1 for none.
+        """
+        if not self.options.intra.rows_first or kind.num_hosts == 1 or not self._has_rings():
+            return None
+        rows = self.options.batch_size // count
+        rest = kind.num_devices // (rows * width)
+        if rows == 1 or rest <= 1 or rows * rest * width != kind.num_devices:
+            return None
+        return kind.mesh((rows, rest) if width == 1 else (rows, rest, width))
+
+    def _has_rings(self) -> bool:
+        """Return whether keys of attention may go round in some layer."""
+        if self._rings is None:
+            costs, count = self.findings.costs, microbatch_counts(self.options)[0]
+            pieces = [costs.graph(c, self.options.remats[0], count) for c in costs.source.classes]
+            graphs = {id(piece): piece.graph for piece in pieces}.values()
+            self._rings = any(
+                op.rule.ring is not None for graph in graphs for _, op in operator_paths(graph)
+            )
+        return self._rings
+
+    def _fits(self, made: ChunkedPipeline) -> bool:
+        return made.peak_bytes <= memory_bytes(made.shape.kind, self.options)
 
     def _bound_all(self) -> None:
         """Bound every pipeline roughly."""
@@ -201,9 +259,9 @@ class _Search:
         counts = sorted({count for _, _, count in shapes})
         num_layers = len(self.findings.costs.source.classes)
         ways = dict.fromkeys(
-            _Way(kind, num_meshes, count, variant.mesh, variant.remat)
+            _Way(kind, num_meshes, count, mesh, remat)
             for kind, num_meshes, count in shapes
-            for variant in variants_of(kind, self.options, self._guessed_s(kind))
+            for mesh, remat in self._views(kind, count)
         )
         self._rough = {way: self._rough_key(way, counts) for way in ways}
         self.beside.bound(list(self._rough.values()), self.report)
@@ -211,6 +269,15 @@ class _Search:
             for schedule in _schedules(self.schedule, num_layers // way.num_meshes):
                 if self.options.num_stages in (None, way.num_meshes * schedule.chunks):
                     self._push(way, schedule)
+
+    def _views(self, kind: SubmeshKind, count: int) -> Iterator[tuple[LogicalMesh, Remat]]:
+        """Yield the logical meshes to try, each with what the backward pass computes again."""
+        for variant in variants_of(kind, self.options, self._guessed_s(kind)):
+            yield variant.mesh, variant.remat
+        mesh = self._rows_first(kind, count, 1)
+        if mesh is not None:
+            for remat in self.options.remats:
+                yield mesh, remat
 
     def _push(self, way: _Way, schedule: PipelineSchedule) -> None:
         """Bound a pipeline, and let it wait if it may be faster than the fastest and fit."""
@@ -277,8 +344,12 @@ class _Search:
             tried.extend([] if made is None else [made])
             return made
 
-        below_s = self.below_s()
-        fits = fitting(planned, memory_bytes(kind, self.options), below_s)
+        below_s, room = self.below_s(), memory_bytes(kind, self.options)
+        fits = fitting(planned, room, below_s)
+        mixed = best_mixed(tried, room, self.findings.costs.source)
+        if mixed is not None:
+            tried.append(mixed)
+            fits = mixed
         self.planned += tried
         if fits is None and tried and tried[0].least_s < below_s:
             return min(tried, key=lambda made: made.peak_bytes)
@@ -325,8 +396,10 @@ class _Search:
     def _space(self) -> str:
         chunks = "two or more" if self.schedule.any_chunks else self.schedule.chunks
         return (
-            f"pipelines on equal meshes, each of which runs {chunks} stages; all layers are "
-            "planned in one way, and cut so that the slowest stage is as fast as it can be; "
+            f"pipelines on equal meshes, each of which runs {chunks} stages; layers are cut so "
+            "that the slowest stage is as fast as it can be, and all planned at one price of "
+            "memory, or the first stages of each mesh at a higher one; meshes have up to two axes, "
+            "or three where two make a step fast; "
             f"schedule {self.schedule.name}"
         )
 
@@ -334,7 +407,7 @@ class _Search:
         """Seconds of the best step by the closed form for each number of micro-batches."""
         found: dict[int, float] = {}
         for made in self.planned:
-            if made.peak_bytes <= memory_bytes(made.shape.kind, self.options):
+            if self._fits(made):
                 count = made.shape.num_microbatches
                 found[count] = min(found.get(count, math.inf), made.time.total_s)
         return found
@@ -369,7 +442,7 @@ def _what_is_missing(search: _Search, rounds: int) -> InfeasibleError:
         f"no pipeline under {search.schedule.name} fits into memory: the least, "
         f"{counted(shape.num_meshes, 'mesh')} of {counted(shape.schedule.chunks, 'stage')} with "
         f"{counted(shape.num_microbatches, 'micro-batch')}, remat "
-        f"{least.way.remat}, needs {bytes_text(least.peak_bytes)} a device of "
+        f"{least.ways[0].remat}, needs {bytes_text(least.peak_bytes)} a device of "
         f"{bytes_text(memory_bytes(shape.kind, options))}"
     )
     for _ in range(rounds):
