@@ -2,7 +2,7 @@
 
 The meshes, micro-batches, schedule and rematerialisation are the point's, and each axis may split
 what the trainer splits along it; layers are cut for the least slowest stage, and layouts at cuts
-are free.  Stages may have three axes, which the free search does not try.
+are free.  Stages may have three axes, of which the free search tries few.
 """
 
 from __future__ import annotations

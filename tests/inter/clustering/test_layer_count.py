@@ -107,6 +107,21 @@ def test_blocks_stay_whole_where_what_follows_them_is_short():
     assert max(even.flop) - min(even.flop) < max(found.flop) - min(found.flop)
 
 
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [(2, 5.0), *((5, 4.0 + 0.07 * k) for k in range(10)), (3, 30.0)],
+        [*[(4, 4.0)] * 5, *[(4, 10.0)] * 5, (1, 30.0)],
+        [*[(3, 4.0), (2, 10.0), (2, 10.0)] * 3, (3, 1.0)],
+    ],
+)
+def test_no_layer_grows_so_that_others_are_equal(blocks):
+    chain = chain_of([(count, flop * 1e8) for count, flop in blocks])
+    found = regular_layers(chain)
+    even = clustered(chain, len(found.ranges))
+    assert max(found.flop) <= 1.3 * max(even.flop)
+
+
 def test_a_value_goes_past_no_layer_of_many():
     """As what an encoder makes, which only one half of each block of the decoder reads."""
     chain = chain_of([(4, 1e9)] * 100)

@@ -32,7 +32,7 @@ from meshwise.intra.options import IntraOptions
 from meshwise.system.result_files import ResultFiles
 
 MESH = mw.Cluster.virtual("1x p3.8xlarge").mesh((2,))
-KEY = PriceKey(1 / 3, 4.0, False, 0)
+KEY = PriceKey(1 / 3, 4.0, 0.1, exact=False, seed=0)
 
 
 def full_record() -> LayerRecord:
@@ -57,7 +57,7 @@ def full_record() -> LayerRecord:
                 relaxed_s={(0, 0): 1 / 3},
                 solved={(0, 0): Solved((4, 5), 0.2, 0.1), (1, 1): Solved(None, np.inf, np.inf)},
             ),
-            PriceKey(0.0, 1.0, True, 7): PriceRecord(),
+            PriceKey(0.0, 1.0, 1.0, exact=True, seed=7): PriceRecord(),
         },
     )
 

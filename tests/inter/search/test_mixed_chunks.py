@@ -14,6 +14,7 @@ from meshwise.inter.layer_cost.state_costs import BytePrice
 from meshwise.inter.search.chunked_pipeline import ChunkedPipeline, Shape, pipeline_in_ways
 from meshwise.inter.search.mixed_chunks import best_mixed
 from meshwise.inter.search.search_space import SearchOptions
+from meshwise.inter.stages.objective import StepTime
 from meshwise.pieces.piece import PieceGraph
 from meshwise.plan.stage import Remat
 from meshwise.schedules.registry import SEARCHED
@@ -26,7 +27,7 @@ SHAPE = Shape(KIND, MESHES, COUNT, 2, SCHEDULE)
 
 
 class Source:
-    """Equal layers, between which nothing much is sent."""
+    """Equal layers, between which nothing is sent."""
 
     classes = (0,) * LAYERS
 
@@ -37,20 +38,33 @@ class Source:
         raise NotImplementedError
 
     def crossing_bytes(self, layer: int) -> int:
-        """Return next to nothing."""
+        """Return nothing."""
         return layer * 0
 
 
-def pipeline(loop_s: float, held_bytes: float, temporary: float = 0.0) -> ChunkedPipeline:
-    """One layer a stage, each with the same costs."""
-    full = np.full((LAYERS, LAYERS), np.inf)
+def pipeline(
+    loop_s: float,
+    held_bytes: float,
+    temporary: float = 0.0,
+    unknown: int = -1,
+    shape: Shape = SHAPE,
+) -> ChunkedPipeline:
+    """One layer a stage, each with the same costs, but for one whose costs are unknown."""
+    size = shape.num_stages
+    full = np.full((size, size), np.inf)
     one = {"loop_s": loop_s, "resident_bytes": held_bytes, "temporary_bytes": temporary}
-    amounts = {name: np.where(np.eye(LAYERS) > 0, value, full) for name, value in one.items()}
-    zeros = np.zeros((LAYERS, LAYERS))
+    known = np.eye(size) > 0
+    if unknown >= 0:
+        known[unknown, unknown] = False
+    amounts = {name: np.where(known, value, full) for name, value in one.items()}
+    zeros = np.zeros((size, size))
     runs = RunCosts(cost_s=zeros, gather_s=zeros, once_s=zeros, microbatch_bytes=zeros, **amounts)
     way = Variant(mesh=KIND.mesh((1,)), remat="none", price=BytePrice(seconds_per_byte=loop_s))
-    cuts = tuple((k, k) for k in range(LAYERS))
-    return pipeline_in_ways(SHAPE, (way,), (runs,), cuts, (0,) * LAYERS, Source())
+    cuts = tuple((k, k) for k in range(size))
+    made = pipeline_in_ways(shape, (way,), (runs,), cuts, (0,) * size, Source())
+    # It is as if it had been cut otherwise, where that layer has costs.
+    time = StepTime(fill_s=0.0, transfer_s=0.0, steady_s=9 * loop_s, once_s=0.0)
+    return made if unknown < 0 else replace(made, time=time, least_s=0.0, peak_bytes=0.0)
 
 
 @pytest.mark.parametrize("room", [45, 52, 60, 71])
@@ -84,6 +98,26 @@ def test_what_does_not_pay_is_left_alone() -> None:
     assert best_mixed([fast, slow, pipeline(1.0, 7.0)], 60, Source()) is None
     # Temporary values are not a sum: a mesh has room for the largest ones or not.
     assert best_mixed([pipeline(1.0, 5.0, 30.0), pipeline(2.0, 5.0)], 60, Source()) is None
+
+
+def test_a_stage_of_unknown_costs_is_passed_by() -> None:
+    """With two slow stages on each mesh it fits; the seventh stage has no costs as a slow one."""
+    fast, slow = pipeline(1.0, 10.0), pipeline(2.0, 5.0, unknown=6)
+    mixed = best_mixed([fast, slow], 70, Source())
+    assert mixed is not None
+    assert sum(mixed.way_of_stage) == 2 * MESHES
+    assert best_mixed([fast, slow], 55, Source()) is None
+
+
+def test_what_cannot_be_as_fast_as_its_closed_form_is_left_alone() -> None:
+    """Where a micro-batch first passes the slow stages, the closed form for equal stages is low."""
+    shape = Shape(KIND, 8, 8, 8, replace(SCHEDULE, chunks=2))
+    seconds = {"fast": 1.0, "one way": 1.55, "slow": 2.0}
+    held = {"fast": 10.0, "one way": 6.0, "slow": 2.0}
+    planned = [pipeline(8 * seconds[k], held[k], shape=shape) for k in seconds]
+    assert best_mixed(planned, 13, Source()) is None
+    assert best_mixed([planned[0], planned[2]], 13, Source()) is not None
+    assert best_mixed([planned[0], planned[2]], 13, Source(), below_s=30.0) is None
 
 
 def test_stages_say_how_they_are_planned() -> None:

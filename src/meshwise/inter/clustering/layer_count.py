@@ -37,7 +37,8 @@ _MORE_BYTES = 4
 _OF_A_KIND = 40
 # Less work than this part of what few kinds take makes up for more kinds.
 _LESS_WORK = 0.95
-# Layers whose FLOP differ by this share are about equal: tables of positions are made in the first.
+# Layers whose FLOP differ by at most this share count as equal.  The first one also makes tables of
+# positions.
 _ABOUT = 0.01
 # The penalty for a layer that receives several values, in squares of a mean layer.
 _OF_SEVERAL_VALUES = 0.25
@@ -51,7 +52,8 @@ def regular_layers(chain: OperatorChain, most: int = MOST_LAYERS) -> Layers:
     (by number of operators and FLOP) the largest wins.  A still larger number wins if its kinds
     take clearly less to plan, as in convolutional networks, where few kinds are long layers.  Then
     the same number of layers may be cut between other operators: where fewer values pass, so that
-    residual blocks stay whole, or where more layers are equal, so that stages of equally many are.
+    residual blocks stay whole, or where more layers are equal, so that stages with equally many
+    layers are equal too.
 
     Args:
         chain: The operators.
@@ -169,10 +171,10 @@ def _with_whole_blocks(table: CutTable, layers: Layers) -> Layers:
 
 
 def _with_most_equal(table: CutTable, layers: Layers) -> Layers:
-    """Return layers that are cut so many operators later, from one on, that most of them are equal.
+    """Return the layers with all cuts from some layer on moved later, if more are then equal.
 
-    Where one layer and the last one have parts of a block, stages of equally many layers are not
-    equal; what stands after the blocks is better a layer by itself.
+    Where one layer and the last one have parts of one block, stages with equally many layers are
+    not equal.  It is better to make what follows the blocks a layer of its own.
     """
     sizes = [last - first + 1 for first, last in layers.ranges]
     (period, _), *_ = Counter(sizes).most_common(1)
@@ -183,6 +185,7 @@ def _with_most_equal(table: CutTable, layers: Layers) -> Layers:
         if (
             moved is not None
             and _num_equal(moved) > _num_equal(best)
+            and max(moved.flop) <= max(layers.flop) * (1 + _ABOUT)
             and moved.worst_received_bytes <= layers.worst_received_bytes
             and planning_work(moved) <= planning_work(layers)
             and all_are_heavy(table.chain, moved)
@@ -194,9 +197,10 @@ def _with_most_equal(table: CutTable, layers: Layers) -> Layers:
 
 def _moved(table: CutTable, layers: Layers, since: int, later: int) -> Layers | None:
     """Return layers of which those from one on end later; None if that is no place for a cut."""
-    ends = [last + 1 for _, last in layers.ranges[:-1]]
-    ends[since:] = [end + later for end in ends[since:]]
-    cuts = [end for end in ends if end < table.chain.num_operators]
+    cuts = [last + 1 for _, last in layers.ranges[:-1]]
+    cuts[since:] = [end + later for end in cuts[since:]]
+    if cuts[-1] >= table.chain.num_operators:
+        return None
     places = np.searchsorted(table.boundaries, cuts)
     if (table.boundaries[places] != cuts).any():
         return None
@@ -204,8 +208,8 @@ def _moved(table: CutTable, layers: Layers, since: int, later: int) -> Layers | 
 
 
 def _num_equal(layers: Layers) -> int:
-    """Return how many layers have about as many FLOP as the one in the middle."""
-    usual = float(np.median(layers.flop))
+    """Return how many layers have about the FLOP that most layers have."""
+    ((usual, _),) = Counter(round(f, -3) for f in layers.flop).most_common(1)
     return int(np.count_nonzero(np.isclose(layers.flop, usual, rtol=_ABOUT, atol=0.0)))
 
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from meshwise.cluster.mesh import LogicalMesh
 from meshwise.errors import InfeasibleError
-from meshwise.inter.cost_table.rows_first import rows_over_first_axis
+from meshwise.inter.cost_table.rows_first import has_many_axes, rows_over_first_axis
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_network, piece_regions
 from meshwise.inter.layer_cost.layer_record import LayerRecord
 from meshwise.intra.evaluators import Evaluators
@@ -15,9 +15,6 @@ from meshwise.intra.options import IntraOptions
 from meshwise.intra.regions import Region
 from meshwise.pieces.piece import PieceGraph
 from meshwise.system.identity import Same
-
-# More are searched in part only.
-_MANY_AXES = 2
 
 
 class LayerNetworks:
@@ -46,7 +43,7 @@ class LayerNetworks:
         Returns:
             The network; None if the layer has no plan on the mesh.
         """
-        if options.rows_first and len(mesh.axes) > _MANY_AXES and not options.restriction.name:
+        if options.rows_first and has_many_axes(mesh) and not options.restriction.name:
             options = replace(options, restriction=rows_over_first_axis(piece, mesh))
         parts = partial(self._parts, piece)
         try:

@@ -57,10 +57,10 @@ def read_record(data: bytes) -> LayerRecord:
                 for n, loop_s, once_s, *held in found["plans"]
             },
             prices={
-                PriceKey(float(rate), float(flying), bool(exact), int(seed)): _read_price(
-                    price, choices
-                )
-                for rate, flying, exact, seed, price in found["prices"]
+                PriceKey(
+                    float(rate), float(flying), float(share), exact=bool(exact), seed=int(seed)
+                ): _read_price(price, choices)
+                for rate, flying, share, exact, seed, price in found["prices"]
             },
         )
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):

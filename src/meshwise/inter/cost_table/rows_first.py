@@ -14,6 +14,13 @@ from meshwise.intra.candidates import whole_layouts
 from meshwise.intra.options import Restriction
 from meshwise.pieces.piece import PieceGraph
 
+_MOST_AXES = 2
+
+
+def has_many_axes(mesh: LogicalMesh) -> bool:
+    """Return whether a mesh has so many axes that only some plans are searched on it."""
+    return len(mesh.axes) > _MOST_AXES
+
 
 def rows_over_first_axis(piece: PieceGraph, mesh: LogicalMesh) -> Restriction:
     """Return which plans of a layer split rows, where it has some, over the first axis.

@@ -21,6 +21,7 @@ from meshwise.errors import InfeasibleError
 from meshwise.graph.layout import Layout
 from meshwise.inter.cost_table.layer_networks import LayerNetworks
 from meshwise.inter.cost_table.layer_records import LayerRecords
+from meshwise.inter.cost_table.rows_first import has_many_axes
 from meshwise.inter.cost_table.variant import BoundsKey, LayerKey, Variant
 from meshwise.inter.layer_cost.footprint import Footprint, joint_footprint
 from meshwise.inter.layer_cost.layer_network import LayerNetwork, layer_bounds
@@ -104,8 +105,8 @@ _MAX_AXES = 2
 def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     """Return the logical meshes of a submesh that are worth a try.
 
-    Across hosts the second axis is a host, half of one, or two devices: beside long rings of keys
-    little is left to split.  One axis has nearly the plans of two, but tokens go to experts and
+    Across hosts the second axis is a host, half of one, or two devices, because long rings of keys
+    leave little to split on it.  One axis has nearly the plans of two, but tokens go to experts and
     back in one all-to-all.
 
     Args:
@@ -113,7 +114,8 @@ def logical_views(kind: SubmeshKind) -> tuple[LogicalMesh, ...]:
     """
     pairs = [m for m in kind.logical_meshes(_MAX_AXES) if len(m.axes) == _MAX_AXES]
     if kind.num_hosts > 1:
-        widths = (kind.devices_per_host, kind.devices_per_host // 2, 2)
+        size = kind.devices_per_host
+        widths = (size, size // 2, 2 if size % 2 == 0 else size)
         pairs = [m for m in pairs if m.sizes[1] in widths] or pairs
     return (*pairs, kind.mesh((kind.num_devices,)))
 
@@ -251,6 +253,8 @@ class VariantCosts:
             except InfeasibleError:
                 self._asked[key] = None
             else:
+                # Elsewhere it changes nothing, and records serve plans with pins too.
+                options = replace(options, rows_first=options.rows_first and has_many_axes(mesh))
                 self._asked[key] = piece, options, self.records.of(piece, mesh, options)
         return self._asked[key]
 

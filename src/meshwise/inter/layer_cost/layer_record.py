@@ -94,12 +94,14 @@ class PriceKey(NamedTuple):
     Attributes:
         seconds_per_byte: As `BytePrice` has it.
         in_flight: As `BytePrice` has it.
+        scratch_share: As `BytePrice` has it.
         exact: Whether entries are proved.
         seed: Of the solver.
     """
 
     seconds_per_byte: float
     in_flight: float
+    scratch_share: float
     exact: bool
     seed: int
 

@@ -47,8 +47,9 @@ class Left(NamedTuple):
 # What a closer look at an entry shows; nothing where the entry is exact.
 Look: TypeAlias = Raised | Left | Solved | None
 
-# Of the layers of a stage one runs at a time, so that their scratch is not held together.
-_SCRATCH_SHARE = 0.1
+# How much of the scratch of operators counts: layers of a stage run one at a time, so that only one
+# layer's is held.
+SCRATCH_SHARE = 0.1
 # A choice this close to the bound is a best one, up to the rounding of costs to whole units.
 _TIGHT = 1e-6
 
@@ -86,10 +87,12 @@ class BytePrice:
     Attributes:
         seconds_per_byte: Of one device, for a step.
         in_flight: Micro-batches whose activations count.
+        scratch_share: How much of the scratch of operators counts.
     """
 
     seconds_per_byte: float = 0.0
     in_flight: float = 1.0
+    scratch_share: float = SCRATCH_SHARE
 
 
 def price_key(price: BytePrice, seed: int, *, exact: bool = False) -> PriceKey:
@@ -100,7 +103,9 @@ def price_key(price: BytePrice, seed: int, *, exact: bool = False) -> PriceKey:
         seed: Of the solver.
         exact: Whether entries are proved.
     """
-    return PriceKey(price.seconds_per_byte, price.in_flight, exact, seed)
+    return PriceKey(
+        price.seconds_per_byte, price.in_flight, price.scratch_share, exact=exact, seed=seed
+    )
 
 
 class ConditionedLayer:
@@ -347,7 +352,7 @@ def _priced(layer: LayerNetwork, price: BytePrice) -> Problem:
     rate, held, sums = price.seconds_per_byte, layer.held, Sums()
     for u, cost in enumerate(layer.problem.costs):
         held_bytes = held.resident[u] + price.in_flight * held.microbatch[u]
-        sums.add(u, cost + rate * (held_bytes + _SCRATCH_SHARE * layer.scratch[u]))
+        sums.add(u, cost + rate * (held_bytes + price.scratch_share * layer.scratch[u]))
     for pair in layer.problem.pairs:
         sums.add_pair(pair.u, pair.v, pair.cost)
     for copies, weight in ((held.copies, rate), (held.kept_copies, rate * price.in_flight)):

@@ -90,6 +90,11 @@ class ChunkedPipeline:
     least_s: float
     peak_bytes: float
 
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, by the closed form, but no less than it can take."""
+        return max(self.time.total_s, self.least_s)
+
     def found(
         self, options: SearchOptions, space: str, tried: Mapping[int, float]
     ) -> FoundPipeline:
@@ -175,7 +180,7 @@ def pipeline_in_ways(
     way_of_stage: tuple[int, ...],
     source: LayerSource,
 ) -> ChunkedPipeline:
-    """Return a pipeline of which all is decided.
+    """Return the pipeline with these cuts and ways, with its time and memory.
 
     Args:
         shape: Meshes, micro-batches, schedule.

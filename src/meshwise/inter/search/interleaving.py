@@ -7,7 +7,8 @@ planned is left out if its own work takes as long.  Of planned pipelines the one
 closed form comes first.
 
 With attention whose keys may go round, meshes whose first axis has a device for each row of a
-micro-batch are tried too.  For the fastest pipelines their second axis is split once more.
+micro-batch are tried too.  For the fastest pipelines the second axis of such a mesh is then split
+in two: three axes in all.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ from meshwise.units import bytes_text, counted
 
 # How often more memory is tried to say how much suffices.
 _ROUNDS = 4
-# Kinds of meshes and numbers of micro-batches for which three axes are tried, and how much faster,
-# as a part of a step, they may make a pipeline.
+# Three axes are tried for at most so many pairs (kind of mesh, number of micro-batches), and are
+# assumed to shorten a step by at most this share.
 _MOST_FINER = 3
 _FINER_GAIN = 0.03
 
@@ -178,6 +179,12 @@ class _Search:
     def run(self) -> Iterator[FoundPipeline]:
         """Yield what fits, until no bound is below the fastest step."""
         self._bound_all()
+        yield from self._fastest_first()
+        self._bound_three_axes()
+        yield from self._fastest_first()
+
+    def _fastest_first(self) -> Iterator[FoundPipeline]:
+        """Yield what fits of all that waits, until no bound is below the fastest step."""
         # Where nothing fitted at the prices tried, larger micro-batches are not tried.
         too_few: dict[object, int] = {}
         while self._waiting:
@@ -196,32 +203,28 @@ class _Search:
                 bound_s = max(best.bound_s, self._looked_at(way))
                 heapq.heappush(self._waiting, best._replace(bound_s=bound_s, is_looked_at=True))
                 continue
-            made = self._planned(way, schedule)
-            if made is None:
-                continue
-            if self._fits(made):
-                total_s = made.time.total_s
-                heapq.heappush(self._waiting, best._replace(bound_s=total_s, made=made))
-            else:
-                too_few[alike] = way.num_microbatches
-        yield from self._on_three_axes()
+            for made in self._planned(way, schedule):
+                if self._fits(made):
+                    waits = best._replace(
+                        bound_s=made.step_s, number=next(self._numbers), made=made
+                    )
+                    heapq.heappush(self._waiting, waits)
+                else:
+                    too_few[alike] = way.num_microbatches
 
-    def _on_three_axes(self) -> Iterator[FoundPipeline]:
-        """Yield pipelines on meshes of three axes, if those like the fastest may be faster so."""
-        fastest: dict[object, ChunkedPipeline] = {}
-        for made in sorted(self.planned, key=lambda made: made.time.total_s):
-            shape = made.shape
-            if self._fits(made):
-                fastest.setdefault((shape.kind, shape.num_microbatches), made)
-        for made in [*fastest.values()][:_MOST_FINER]:
-            shape, (first, *_) = made.shape, made.ways
-            mesh = self._rows_first(shape.kind, shape.num_microbatches, 2)
-            if mesh is None or made.time.total_s * (1 - _FINER_GAIN) >= self.below_s():
-                continue
-            way = _Way(shape.kind, shape.num_meshes, shape.num_microbatches, mesh, first.remat)
-            finer = self._planned(way, shape.schedule)
-            if finer is not None and self._fits(finer) and finer.least_s < self.below_s():
-                yield finer.found(self.options, self._space(), self._tried())
+    def _bound_three_axes(self) -> None:
+        """Bound the fastest pipelines on meshes of three axes, which may make them faster."""
+        below_s = self.below_s() / (1 - _FINER_GAIN)
+        fastest: dict[object, tuple[_Way, PipelineSchedule]] = {}
+        for made in sorted(self.planned, key=lambda made: made.step_s):
+            (kind, num_meshes, count, _, schedule), (first, *_) = made.shape, made.ways
+            mesh = self._rows_first(kind, count, 2)
+            if mesh is not None and self._fits(made) and made.step_s < below_s:
+                way = _Way(kind, num_meshes, count, mesh, first.remat)
+                fastest.setdefault((kind, count), (way, schedule))
+        for way, schedule in [*fastest.values()][:_MOST_FINER]:
+            self._rough[way] = _key(way)
+            self._push(way, schedule, is_looked_at=True)
 
     def _rows_first(self, kind: SubmeshKind, count: int, width: int) -> LogicalMesh | None:
         """Return a mesh whose first axis has a device for each row; None if it is not worth a try.
@@ -279,7 +282,7 @@ class _Search:
             for remat in self.options.remats:
                 yield mesh, remat
 
-    def _push(self, way: _Way, schedule: PipelineSchedule) -> None:
+    def _push(self, way: _Way, schedule: PipelineSchedule, *, is_looked_at: bool = False) -> None:
         """Bound a pipeline, and let it wait if it may be faster than the fastest and fit."""
         needs = self._needs_of(way)
         if needs is None:
@@ -297,7 +300,7 @@ class _Search:
             if least > memory_bytes(way.kind, self.options):
                 return
         number = next(self._numbers)
-        heapq.heappush(self._waiting, _Waiting(bound_s, number, way, schedule))
+        heapq.heappush(self._waiting, _Waiting(bound_s, number, way, schedule, is_looked_at))
 
     def _needs_of(self, way: _Way) -> RunNeeds | None:
         return self.findings.needs.of(_key(way), self._rough[way])
@@ -321,12 +324,12 @@ class _Search:
         known = (c for c in divisors if self.findings.costs.has_bounds(mesh, "none", c))
         return next(known, bounds_of(count, counts))
 
-    def _planned(self, way: _Way, schedule: PipelineSchedule) -> ChunkedPipeline | None:
-        """Return a pipeline that fits, at about the least price of memory.
+    def _planned(self, way: _Way, schedule: PipelineSchedule) -> list[ChunkedPipeline]:
+        """Return the pipelines that fit, at about the least price of memory and at two prices.
 
         Returns:
-            The pipeline.  Where none fits, it is the one that holds the least.  None where there is
-            no plan, or where a step takes too long even at the lowest price.
+            The pipelines.  Where none fits, the one that holds the least.  None where there is no
+            plan, or where a step takes too long even at the lowest price.
         """
         kind, num_meshes, count = way.kind, way.num_meshes, way.num_microbatches
         shape = Shape(kind, num_meshes, count, self.cluster.num_hosts, schedule)
@@ -346,14 +349,12 @@ class _Search:
 
         below_s, room = self.below_s(), memory_bytes(kind, self.options)
         fits = fitting(planned, room, below_s)
-        mixed = best_mixed(tried, room, self.findings.costs.source)
-        if mixed is not None:
-            tried.append(mixed)
-            fits = mixed
-        self.planned += tried
-        if fits is None and tried and tried[0].least_s < below_s:
-            return min(tried, key=lambda made: made.peak_bytes)
-        return fits
+        mixed = best_mixed(tried, room, self.findings.costs.source, below_s)
+        found = [made for made in (fits, mixed) if made is not None]
+        if not found and tried and tried[0].least_s < below_s:
+            found = [min(tried, key=lambda made: made.peak_bytes)]
+        self.planned += tried if mixed is None else [*tried, mixed]
+        return found
 
     def _guessed_s(self, kind: SubmeshKind) -> float:
         return guessed_s([kind], self.cluster, self.options)

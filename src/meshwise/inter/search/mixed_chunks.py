@@ -1,8 +1,8 @@
 """Pipelines of two ways in one, so that a mesh is as full as it may be.
 
 At one price of memory all stages hold much, or all hold little.  Between two prices there may be no
-plan, so that a pipeline that fits leaves memory unused.  Then only as many stages of each mesh as
-must are planned in the way that holds less: the first ones, which have most in flight.
+plan, so that a pipeline that fits leaves memory unused.  Then, on each mesh, the fewest stages that
+make it fit are planned in the way that holds less: the first ones, which have most in flight.
 """
 
 from __future__ import annotations
@@ -14,41 +14,48 @@ from collections.abc import Sequence
 from meshwise.inter.cost_table.variant_costs import LayerSource
 from meshwise.inter.search.chunked_pipeline import ChunkedPipeline, pipeline_in_ways
 
-# Of a step; for less no stages are planned in two ways.
+# Share of a step: if two ways save less, one way is kept.
 _WORTH = 1e-3
 
 
 def best_mixed(
-    planned: Sequence[ChunkedPipeline], memory_bytes: float, source: LayerSource
+    planned: Sequence[ChunkedPipeline],
+    memory_bytes: float,
+    source: LayerSource,
+    below_s: float = math.inf,
 ) -> ChunkedPipeline | None:
     """Return the fastest pipeline of two ways that fits; None if none beats those of one.
+
+    Its stages are not equal, and the closed form of a step is for equal stages, so that by
+    simulation it may be the slower one.
 
     Args:
         planned: Pipelines of one shape, each planned in one way.
         memory_bytes: What a device may hold.
         source: The layers.
+        below_s: Seconds of a step that it must beat, too.
     """
     small = [made for made in planned if made.peak_bytes <= memory_bytes]
     large = [made for made in planned if made.peak_bytes > memory_bytes]
-    fastest_s = min((made.time.total_s for made in small), default=math.inf)
+    fastest_s = min((made.step_s for made in small), default=math.inf)
+    worth_s = min(fastest_s * (1 - _WORTH), below_s)
     best: ChunkedPipeline | None = None
     pairs = itertools.product(large, small)
     for about_s, fast, slow in sorted(
         ((_between_s(*pair, memory_bytes), *pair) for pair in pairs), key=lambda each: each[0]
     ):
-        below_s = best.time.total_s if best else fastest_s * (1 - _WORTH)
-        if about_s >= below_s:
+        if about_s >= worth_s:
             break
         made = _fullest(fast, slow, memory_bytes, source)
-        if made is not None and made.time.total_s < below_s:
-            best = made
+        if made is not None and made.step_s < worth_s:
+            best, worth_s = made, made.step_s
     return best
 
 
 def _between_s(fast: ChunkedPipeline, slow: ChunkedPipeline, memory_bytes: float) -> float:
     """Return about what a step takes if a mesh is full, by a line between the two."""
     share = (fast.peak_bytes - memory_bytes) / (fast.peak_bytes - slow.peak_bytes)
-    return fast.time.total_s + share * (slow.time.total_s - fast.time.total_s)
+    return fast.step_s + share * (slow.step_s - fast.step_s)
 
 
 def _fullest(
@@ -60,7 +67,8 @@ def _fullest(
     while high - low > 1:
         middle = (low + high) // 2
         made = _mixed(fast, slow, middle, source)
-        if made is not None and made.peak_bytes <= memory_bytes:
+        if made is None or made.peak_bytes <= memory_bytes:
+            # With more stages of the slow way no unknown cost becomes known.
             found, high = made, middle
         else:
             low = middle

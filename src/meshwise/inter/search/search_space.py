@@ -12,7 +12,7 @@ from meshwise.cluster.submesh import Submesh as Place
 from meshwise.cluster.submesh import SubmeshKind
 from meshwise.inter.cost_table.variant import Variant
 from meshwise.inter.cost_table.variant_costs import logical_views
-from meshwise.inter.layer_cost.state_costs import BytePrice
+from meshwise.inter.layer_cost.state_costs import SCRATCH_SHARE, BytePrice
 from meshwise.inter.search.stage_pins import StagePin, without_ones
 from meshwise.inter.stages.stage_problem import StageCosts, StageProblem
 from meshwise.inter.stages.submeshes import StageSubmesh
@@ -28,6 +28,8 @@ from meshwise.schedules.pipeline_schedule import PipelineSchedule
 PRICES = (1e-3, 0.3)
 # Of plans that hold as little as they can, whatever they take; where nothing fits at the others.
 DEAREST = 1e5
+# From this price on plans are to hold as little as they can, in stages of one layer too.
+_LEAST_HELD = 1e3
 _IN_FLIGHT = 4.0
 # Between prices of memory that differ by less plans hardly do.
 _PRICE_STEP = 2.0
@@ -219,7 +221,9 @@ def priced_way(
     """
     memory = options.memory_bytes or kind.device.memory_bytes
     bytes_price = BytePrice(
-        seconds_per_byte=_round_price(price * second / memory), in_flight=_IN_FLIGHT
+        seconds_per_byte=_round_price(price * second / memory),
+        in_flight=_IN_FLIGHT,
+        scratch_share=1.0 if price > _LEAST_HELD else SCRATCH_SHARE,
     )
     return Variant(mesh=mesh, remat=remat, price=bytes_price)
 
