@@ -157,7 +157,7 @@ def shared_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = functools.cache(lambda layers: VariantCosts(layers, IntraOptions()))
 
     def costs(layers: Layering, intra: IntraOptions, times: None, records: None) -> VariantCosts:
-        assert intra == IntraOptions()
+        assert intra == IntraOptions(rows_first=True)
         assert times is None
         assert records is None
         return shared(layers)
