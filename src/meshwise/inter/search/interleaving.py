@@ -328,8 +328,8 @@ class _Search:
         """Return the pipelines that fit, at about the least price of memory and at two prices.
 
         Returns:
-            The pipelines.  Where none fits, the one that holds the least.  None where there is no
-            plan, or where a step takes too long even at the lowest price.
+            The pipelines.  Where none fits, the one that holds the least.  An empty list where
+            there is no plan, or where a step takes too long even at the lowest price.
         """
         kind, num_meshes, count = way.kind, way.num_meshes, way.num_microbatches
         shape = Shape(kind, num_meshes, count, self.cluster.num_hosts, schedule)
