@@ -70,6 +70,25 @@ def test_a_larger_problem_has_a_bound_and_a_choice_that_fits():
     assert answer.gap <= 0.02
 
 
+@pytest.mark.parametrize(("cores", "searches"), [(1, 1), (2, 1), (4, 3), (99, 7)])
+def test_all_cores_but_one_search(cores, searches, monkeypatch):
+    instance = random_instance(3, num_nodes=400, tight=0.3, forbid=False)
+    seen = dict[int, set[int]]()
+    turn = instance_solver.Primal.turn
+
+    def noted(self):
+        seen.setdefault(id(self), set()).add(threading.get_ident())
+        turn(self)
+
+    monkeypatch.setattr(instance_solver, "usable_cores", lambda: cores)
+    monkeypatch.setattr(instance_solver.Primal, "turn", noted)
+    answer = solve_instance(instance, time_limit_s=3, options=WHOLE)
+    assert len(seen) == searches
+    assert len(set().union(*seen.values())) == searches
+    assert answer.choice is not None
+    assert evaluate(instance, answer.choice).cost == answer.cost >= answer.bound
+
+
 def test_a_larger_problem_without_a_limit():
     instance = random_instance(3, num_nodes=200, tight=None, forbid=False)
     answer = solve_instance(instance, time_limit_s=600, options=WHOLE)

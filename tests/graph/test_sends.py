@@ -22,6 +22,7 @@ from meshwise.graph.sends import Send, ring_axes, ring_share, sends, takes_halve
 from meshwise.graph.sent import Ring
 from meshwise.graph.text import graph_text, parse_graph
 from meshwise.intra.price import step_time_s
+from meshwise.plan.counts.walk import computes_hidden_scores
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
 # Rows and keys of one head: loop 0 goes round, loop 1 splits rows alone and reduces what keys get.
@@ -172,6 +173,25 @@ def _graph(flop: float, rule: LoopRule = FORWARD) -> Graph:
     return Graph(
         tensors=(QUERIES, KEY_ROWS, QUERIES), operators=(operator,), inputs=(0, 1), outputs=(2,)
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "chunk", "hidden"),
+    [((NONE,), 16, False), ((0,), 16, False), ((1,), 16, True), ((1,), 64, False)],
+    ids=["whole", "a ring", "rows are split", "one chunk"],
+)
+def test_hidden_scores_are_those_that_one_device_would_leave_out(
+    strategy: tuple[int, ...], chunk: int, *, hidden: bool
+) -> None:
+    ring = Ring(0, 1, 64, (1,), halved_operands=(0, 1), halved_results=(0,), chunk=chunk)
+    rule = replace(FORWARD, loops=(Loop(64, block=True),) * 2, ring=ring)
+    whole = Layout(((), ()))
+    use = Use(group=0, via=whole, layout=whole)
+    decided = OperatorDecision(strategy=strategy, uses=(use, use), results=(whole,))
+    decision = GraphDecision(inputs=(whole, whole), operators=(decided,), outputs=(use,))
+    assert computes_hidden_scores(_graph(1.0, rule), decision, (2,)) is hidden
+    # Without a mask nothing is hidden.
+    assert not computes_hidden_scores(_graph(1.0), decision, (2,))
 
 
 @pytest.mark.parametrize("rule", [FORWARD, HALVED], ids=["whole", "halves"])

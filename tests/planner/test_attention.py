@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -27,17 +28,19 @@ FEATURES = 32
 # Each device has a link of its own to a slow network.
 SLOW = mw.Cluster.virtual("8x p3.2xlarge")
 FAST = mw.Cluster.virtual("1x dgx-h100")
+JOINED, WRITTEN = "with attention as one operator", "with attention as it is written"
 
 
 def _step(
     heads: int,
     attention: Callable[..., Any] = jax.nn.dot_product_attention,
     causal: bool = True,
+    features: int = FEATURES,
 ) -> Any:
     def step(weights: Any, stream: Any) -> Any:
         def loss(weights: Any) -> Any:
             q, k, v = (
-                (stream @ weights[name]).reshape(*stream.shape[:2], heads, FEATURES)
+                (stream @ weights[name]).reshape(*stream.shape[:2], heads, features)
                 for name in "qkv"
             )
             mixed = attention(q, k, v, is_causal=causal).reshape(stream.shape)
@@ -49,8 +52,8 @@ def _step(
     return step
 
 
-def _shapes(rows: int, length: int, heads: int) -> Any:
-    width = heads * FEATURES
+def _shapes(rows: int, length: int, heads: int, features: int = FEATURES) -> Any:
+    width = heads * features
     weights = {name: jax.ShapeDtypeStruct((width, width), jnp.bfloat16) for name in "qkvo"}
     return weights, jax.ShapeDtypeStruct((rows, length, width), jnp.bfloat16)
 
@@ -92,8 +95,15 @@ def test_heads_are_split_by_all_to_all_also_where_scores_do_not_fit() -> None:
     assert "permute" not in large
 
 
-def test_where_keys_go_round_the_step_as_written_is_only_to_be_faster() -> None:
-    """It does not fit here, and what would help is not looked for."""
+@pytest.mark.parametrize("is_long", [True, False])
+def test_where_keys_go_round_the_step_as_written_is_only_to_be_faster(
+    is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not fit here, and what would help is not looked for.
+
+    Where scores take much, it is not searched at all.
+    """
+    monkeypatch.setattr("meshwise.planner.pipeline.layers_have_long_attention", lambda *_: is_long)
     told: list[str] = []
     request = PipelineRequest(
         cluster=FAST, memory_bytes=2 * 2**30, num_microbatches=(2,), schedules=named("1f1b")
@@ -101,10 +111,8 @@ def test_where_keys_go_round_the_step_as_written_is_only_to_be_faster() -> None:
     signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
     found = plan_pipeline(_step(8), _shapes(2, 32_768, 8), {}, signature, request, told.append)
     assert found.plan.joins_attention
-    first, then = map(
-        told.index, ("with attention as one operator", "with attention as it is written")
-    )
-    assert first < then
+    assert told.index(JOINED) < (told.index(WRITTEN) if not is_long else len(told))
+    assert (WRITTEN in told) is not is_long
     assert not any("would it fit" in text for text in told)
 
 
@@ -154,12 +162,41 @@ def test_a_pipeline_has_attention_as_one_operator_where_scores_take_much(
     with_it = planned(told)
     monkeypatch.setattr("meshwise.planner.pipeline.layers_have_long_attention", lambda *_: False)
     without = planned([])
-    assert told.index("with attention as one operator") < told.index(
-        "with attention as it is written"
-    )
+    assert JOINED in told
+    assert WRITTEN not in told
     assert with_it.joins_attention
     assert not without.joins_attention
     assert with_it.step_time_s < without.step_time_s
+
+
+@pytest.mark.parametrize(
+    ("what", "value"),
+    [
+        ("meshwise.planner.pipeline.computes_hidden_scores", True),
+        ("meshwise.trace.layers.layering.Layering.separates", False),
+        ("meshwise.planner.pipeline.least_work_s", math.inf),
+    ],
+)
+def test_where_it_may_be_faster_the_step_as_written_is_searched_too(
+    what: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    request = PipelineRequest(cluster=FAST, num_microbatches=(1,), schedules=named("1f1b"))
+    monkeypatch.setattr(what, lambda *_: value)
+    told: list[str] = []
+    plan_pipeline(_step(2), _shapes(8, 4096, 2), {}, signature, request, told.append)
+    assert told.index(JOINED) < told.index(WRITTEN)
+
+
+def test_where_one_operator_has_more_work_the_step_as_written_is_searched_too() -> None:
+    """Wide heads: the backward pass computes scores again, which takes longer than to read them."""
+    signature = StepSignature(batch_argnums=(1,), batch_dims=0, donate_argnums="auto")
+    request = PipelineRequest(cluster=FAST, num_microbatches=(1,), schedules=named("1f1b"))
+    told: list[str] = []
+    step, asked = _step(2, features=512), _shapes(8, 1280, 2, 512)
+    plan = plan_pipeline(step, asked, {}, signature, request, told.append).plan
+    assert told.index(JOINED) < told.index(WRITTEN)
+    assert not plan.joins_attention
 
 
 @pytest.mark.parametrize(("first", "then"), [(4096, 1024), (1024, 4096)])

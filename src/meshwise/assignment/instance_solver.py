@@ -1,9 +1,10 @@
 """Solves a problem within a time limit: reductions, then a bound and a search beside each other.
 
 One thread reduces the problem, raises the bound, takes out choices that cannot be better than the
-best solution known, and gives what is left to an exact engine once it is small.  The other one
-mends a first solution and searches around the best one.  The calling thread only waits, so that it
-is on time and can be interrupted.  Compiled kernels do not hold Python's lock, so both cores work.
+best solution known, and gives what is left to an exact engine once it is small.  Each other one
+mends a first solution and searches around the best one of all, with other random numbers.  The
+calling thread only waits, so that it is on time and can be interrupted.  Compiled kernels do not
+hold Python's lock, so up to eight cores work.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 
@@ -47,6 +49,7 @@ from meshwise.assignment.search.forward_checking import find_consistent
 from meshwise.assignment.search.improvement import Primal
 from meshwise.errors import SolverError
 from meshwise.kernels.background import compiling
+from meshwise.system.cores import usable_cores
 
 _ROUNDS_A_TURN = 20
 # Rounds before a proof is tried.
@@ -65,6 +68,8 @@ _CHECK_S = 1.5e-6
 # Share of the time limit, and seconds, that threads are waited for at the end.
 _GRACE, _LEAST_GRACE_S, _MOST_GRACE_S = 0.01, 0.03, 3.0
 _LOOK_EVERY_S = 0.1
+# Threads that search; each has as much scratch as the problem, and more were not measured.
+_MOST_SEARCHES = 7
 
 
 def solve_instance(
@@ -80,7 +85,7 @@ def solve_instance(
     Args:
         instance: The problem.
         time_limit_s: Wall time, in seconds; may be infinite where work is counted.
-        seed: Seed of the random numbers; which of two threads comes first is under no control.
+        seed: Seed of the random numbers; which of the threads comes first is under no control.
         options: How to solve it.
         watch: How the caller watches and ends the search.
 
@@ -130,21 +135,23 @@ def _result(shared: Shared) -> Answer:
     if shared.error is not None:
         raise SolverError(f"the solver failed: {shared.error}") from shared.error
     with shared.lock:
-        choice = shared.choice
+        choice, cost = shared.choice, shared.cost
     known, status = shared.known, "feasible"
     if choice is None or shared.reduction is None:
         if known is None:
             status = "infeasible" if shared.is_impossible else "unknown"
-    elif known is None or (evaluate(shared.instance, known).cost or 0) >= round(shared.cost):
+    elif known is None or (evaluate(shared.instance, known).cost or 0) >= round(cost):
         known = tuple(shared.reduction.expand(choice).tolist())
     return checked_answer(shared.instance, known, shared.proven, status, shared.start, shared.seed)
 
 
 def _run_threads(shared: Shared, watch: Watch) -> None:
     is_counted = shared.options.counted
+    num_searches = 0 if is_counted else min(max(usable_cores() - 1, 1), _MOST_SEARCHES)
+    searches = [partial(_search, number=k) for k in range(num_searches)]
     threads = [
         threading.Thread(target=_guarded, args=(work, shared), daemon=True)
-        for work in (_reduce_and_bound, *(() if is_counted else (_search,)))
+        for work in (_reduce_and_bound, *searches)
     ]
     limit_s = shared.deadline - shared.start
     # A counted run is not cut short: what is left would depend on the clock.
@@ -344,12 +351,24 @@ def _warm(ascent: Ascent, deeper: Reduction, shared: Shared) -> Ascent:
     return fresh
 
 
-def _search(shared: Shared) -> None:
-    """Find a solution, and improve the best one until time is over."""
-    known = first_solution(shared.instance, must_stop=shared.is_reduced.is_set, seed=shared.seed)
+def _search(shared: Shared, number: int) -> None:
+    """Improve the best solution until time is over; the first of these threads finds one."""
+    if not number:
+        _find_first(shared)
+    shared.is_reduced.wait()
+    if shared.must_stop:
+        return
+    primal = Primal(shared, number)
+    while not shared.must_stop:
+        primal.turn()
+
+
+def _find_first(shared: Shared) -> None:
+    seed, is_reduced = shared.seed, shared.is_reduced
+    known = first_solution(shared.instance, must_stop=is_reduced.is_set, seed=seed)
     # The exact engine may have left one.
     shared.known = shared.known or known
-    shared.is_reduced.wait()
+    is_reduced.wait()
     if shared.must_stop:
         return
     choice, is_impossible = find_consistent(shared.network, shared.stop)
@@ -358,6 +377,3 @@ def _search(shared: Shared) -> None:
     if is_impossible:
         shared.is_impossible = True
         shared.finish()
-    primal = Primal(shared)
-    while not shared.must_stop:
-        primal.turn()

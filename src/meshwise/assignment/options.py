@@ -18,7 +18,7 @@ class SolverOptions:
         small_columns: Number of costs up to which a problem is first given to HiGHS whole.
         counted: Whether one thread works in turns of fixed length and ends after a counted amount
             of work, so that the answer is the same each time unless the time limit comes first.
-            If not, two threads work side by side until the time limit.
+            If not, two threads or more work side by side until the time limit.
         brief: Whether to end after the first try of a proof, which takes a bounded amount of work.
     """
 

@@ -234,7 +234,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         )
     options = asked.options
     _, costs = asked.plans.of({})
-    fastest = _Fastest(below_s=asked.cutoff_s)
+    fastest, tried = _Fastest(below_s=asked.cutoff_s), dict[int, float]()
     pipelines = interleaved_pipelines(
         asked.cluster,
         options,
@@ -243,16 +243,19 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         asked.report,
         below_s=lambda: fastest.below_s,
         seeks_remedies=asked.seeks_remedies,
+        tried=tried,
     )
     with closing(pipelines):
         _simulate(asked, pipelines, costs, fastest)
     if fastest.planned is None and fastest.failed:
-        # The most promising one says how much is missing, the fastest one whether it pays.
-        first = fastest.failed[0]
-        first.least_s = min(error.least_s for error in fastest.failed)
+        # The fastest one says how much is missing.
+        first = min(fastest.failed, key=lambda error: error.least_s)
         first.spare_share = min(error.spare_share for error in fastest.failed)
         raise first
-    return fastest.planned
+    planned = fastest.planned
+    if planned is None:
+        return None
+    return replace(planned, plan=replace(planned.plan, tried=tuple(sorted(tried.items()))))
 
 
 def _simulate(

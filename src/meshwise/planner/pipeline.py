@@ -11,19 +11,23 @@ from typing import Protocol, TypeAlias
 
 from meshwise.cluster.spec import ClusterSpec
 from meshwise.errors import InfeasibleError, MeshwiseError, PlanError, TraceError
+from meshwise.graph.graph import Graph
 from meshwise.inter.clustering.layer_count import clustered, layers_for, regular_layers
 from meshwise.inter.clustering.operator_chain import OperatorChain
 from meshwise.inter.clustering.operator_clustering import Ranges
 from meshwise.inter.cost_table.layer_records import LayerRecords
 from meshwise.inter.cost_table.variant_costs import LayerTimes, logical_views
 from meshwise.inter.kernel_set import LATE
+from meshwise.inter.search.least_work import least_work_s
+from meshwise.inter.search.microbatch_counts import microbatch_counts
 from meshwise.inter.search.search_space import SearchOptions
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
 from meshwise.intra.limit.refusal import NoSuchPlanError
 from meshwise.intra.options import IntraOptions
 from meshwise.jax_compat.jaxprs import PyTree
 from meshwise.kernels.background import compiling_behind
-from meshwise.plan.counts.walk import has_ring
+from meshwise.plan.counts.walk import computes_hidden_scores, has_ring
+from meshwise.plan.decision import GraphDecision
 from meshwise.plan.fits import check_state_fits
 from meshwise.planner.attention_hint import with_attention_hint
 from meshwise.planner.layers_offload import checked_hosts, layers_offload, offloadable_bytes
@@ -347,8 +351,9 @@ def _fastest(
     Attention as one operator, whose keys may go round, holds less; so does state in the memory of
     hosts.  They are tried in this order where nothing else fits.  Attention is tried first of all
     where its scores take much of the step, or where the batch has fewer rows than there are
-    devices.  With more rows it is better to split rows.  Only where all that fails does the error
-    say what would help.
+    devices; with more rows it is better to split rows.  Where scores take much, and attention as
+    one operator fits and has no more work, the step as it is written is not searched
+    (`_is_better`).  Only where all that fails does the error say what would help.
 
     Args:
         opened: The step.
@@ -382,8 +387,18 @@ def _fastest(
                     return found if step is plain else _joined(found)
         return None
 
-    first = _first(plain, joined, searched, request.cluster)
-    if first is not None:
+    is_long = layers_have_long_attention(plain.layers, plain.options.step_flop, request.cluster)
+    has_few_rows = plain.layers.batch_size < request.cluster.num_devices
+    first = _first(joined, searched) if is_long or has_few_rows else None
+    is_asked = bool(pins) or request.measure is not False
+    if (
+        first is not None
+        and is_long
+        and not is_asked
+        and _is_better(first, joined(), plain, request.cluster)
+    ):
+        return first
+    if first is not None and (is_long or _has_ring(first)):
         report("with attention as it is written")
         with suppress(InfeasibleError):
             return searched(plain, bool(plain.offload), never, first)
@@ -425,30 +440,32 @@ def _in_less_memory(
         return other
 
 
-def _first(
-    plain: _CutStep,
-    joined: Callable[[], _CutStep | None],
-    searched: _Searched,
-    cluster: ClusterSpec,
-) -> PlannedPipeline | None:
-    """Return a pipeline with attention as one operator, where that is to be tried first of all.
+def _first(joined: Callable[[], _CutStep | None], searched: _Searched) -> PlannedPipeline | None:
+    """Return a pipeline with attention as one operator; None if it cannot be planned.
 
-    Where it is tried only because rows are few, keys must go round in it.  The search with
-    attention as it is written raises the errors in what was asked.
-
-    Returns:
-        None if it is not to be tried first, if it cannot be planned, or if keys must go round in it
-        and do not.
+    The search with attention as it is written raises the errors in what was asked.
     """
-    is_long = layers_have_long_attention(plain.layers, plain.options.step_flop, cluster)
-    if not is_long and plain.layers.batch_size >= cluster.num_devices:
-        return None
     with suppress(MeshwiseError):
         step = joined()
-        found = None if step is None else searched(step, bool(step.offload), never)
-        if found is not None and (is_long or _has_ring(found)):
-            return _joined(found)
+        return None if step is None else _joined(searched(step, bool(step.offload), never))
     return None
+
+
+def _is_better(
+    found: PlannedPipeline, joined: _CutStep | None, plain: _CutStep, cluster: ClusterSpec
+) -> bool:
+    """Return whether no plan of a step as it is written is expected to be faster.
+
+    Attention as one operator can be split in as many ways.  So it is better if all layers take no
+    more time on one device, if it allows as many micro-batches, and if no scores are computed that
+    the mask hides: one device leaves them out.
+    """
+    assert joined is not None  # it was planned
+    if any(computes_hidden_scores(*decided) for decided in _decided(found)):
+        return False
+    joined_s, plain_s = (least_work_s(x.layers, cluster, x.options) for x in (joined, plain))
+    most = max(microbatch_counts(joined.options))
+    return joined_s <= plain_s < math.inf and joined.layers.separates(most)
 
 
 def _in_larger_layers(
@@ -480,16 +497,16 @@ def _joined(planned: PlannedPipeline) -> PlannedPipeline:
 
 def _has_ring(planned: PlannedPipeline) -> bool:
     """Return whether keys go round in any layer."""
+    return any(has_ring(*decided) for decided in _decided(planned))
+
+
+def _decided(planned: PlannedPipeline) -> Iterator[tuple[Graph, GraphDecision, tuple[int, ...]]]:
+    """Yield the graph of each layer, its decision, and the sizes of the axes of its mesh."""
     plan, count = planned.plan, planned.plan.num_microbatches
-    return any(
-        has_ring(
-            planned.layers.graph(layer.equal_to, layer.equal_to, count, stage.remat).graph,
-            decision,
-            stage.mesh.sizes,
-        )
-        for stage, decisions in zip(plan.stages, planned.decisions, strict=True)
-        for layer, decision in zip(stage.layers, decisions, strict=True)
-    )
+    for stage, decisions in zip(plan.stages, planned.decisions, strict=True):
+        for layer, decision in zip(stage.layers, decisions, strict=True):
+            piece = planned.layers.graph(layer.equal_to, layer.equal_to, count, stage.remat)
+            yield piece.graph, decision, stage.mesh.sizes
 
 
 @contextmanager

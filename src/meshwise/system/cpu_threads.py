@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-from meshwise.system.cores import usable_cores
+from meshwise.system.cores import schedulable_cores
 
 # The environment variable that says their number, by default one for each core; it is read when
 # Python starts.
@@ -35,11 +35,11 @@ def thread_variables(num_devices: int, num_cores: int | None = None) -> dict[str
         num_devices: Its virtual devices.
         num_cores: The cores that it has; None: those of this process.
     """
-    cores = usable_cores() if num_cores is None else num_cores
+    cores = schedulable_cores() if num_cores is None else num_cores
     return {NUM_THREADS: str(max(cores, threads_needed(num_devices)))}
 
 
 def own_threads() -> int:
     """Return how many threads XLA:CPU has in this process."""
     told = os.environ.get(NUM_THREADS, "")
-    return int(told) if told.isdigit() else usable_cores()
+    return int(told) if told.isdigit() else schedulable_cores()

@@ -188,6 +188,9 @@ def test_nothing_that_is_left_out_is_faster(name: str) -> None:
     costs = VariantCosts(layers, options.intra)
     findings = Findings(costs, cluster.num_devices)
     told: list[str] = []
+    # How many were planned before the first one was given away.
+    before: list[int] = []
+    tried: dict[int, float] = {}
 
     def simulated(cuts: bool) -> list[float]:
         told.clear()
@@ -199,7 +202,10 @@ def test_nothing_that_is_left_out_is_faster(name: str) -> None:
             findings,
             told.append,
             lambda: min(found, default=np.inf) if cuts else np.inf,
+            tried=tried,
         ):
+            if not found:
+                before.append(len(told))
             asked = {"batch_size": 64, "step_flop": flop}
             found.append(finished(layers, cluster, pipeline, costs, **asked)[1].step_time_s)
         return found
@@ -208,6 +214,9 @@ def test_nothing_that_is_left_out_is_faster(name: str) -> None:
     every = simulated(cuts=False)
     assert 0 < planned <= len(told) == len(every)
     assert min(some) == min(every)
+    # Its step is to be beaten at once.
+    assert before == [1, 1]
+    assert sorted(tried) == [4, 16]
     assert len(some) < len(every)
     if schedule.any_chunks:
         stages = {text.split()[1] for text in told}

@@ -33,11 +33,12 @@ class Primal:
 
     Args:
         shared: What is known; its problem is reduced.
+        number: Number of this search, among those side by side; each has its own random numbers.
     """
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Shared, number: int = 0) -> None:
         self.shared = shared
-        self.rng = np.random.default_rng(shared.seed)
+        self.rng = np.random.default_rng((shared.seed, number) if number else shared.seed)
         self.pace = Turn(
             tries_for(shared.network, _TRIES_A_TURN), is_counted=shared.options.counted
         )
@@ -60,7 +61,7 @@ class Primal:
         elif not self.is_mended:
             self._mend()
         elif not self.shared.options.counted:
-            # The other thread goes on.
+            # Other threads go on.
             time.sleep(0.01)
 
     def _mend(self) -> None:

@@ -4,11 +4,10 @@ Pipelines are looked at in the order of their bounds (`chunk_bounds`): those of 
 first, then with a closer look at single layers (`closer_look`), then planned as a whole.  What is
 bounded above the fastest simulated step, or above the memory of a device, is not planned; what is
 planned is left out if its own work takes as long.  Of planned pipelines the one with the least
-closed form comes first.
+closed form comes first; but the first of all comes at once, so that there is a step to beat.
 
-With attention whose keys may go round, meshes whose first axis has a device for each row of a
-micro-batch are tried too.  For the fastest pipelines the second axis of such a mesh is then split
-in two: three axes in all.
+What is tried is in `chunk_space`.  For the fastest pipelines on meshes whose first axis has a
+device for each row of a micro-batch, the second axis is then split in two: three axes in all.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from meshwise.errors import InfeasibleError, PlanError
 from meshwise.inter.cost_table.second_process import SecondProcess, second_process_of
 from meshwise.inter.cost_table.variant import BoundsKey
 from meshwise.inter.search.chunk_bounds import held_together, least_held_bytes, least_step_s
+from meshwise.inter.search.chunk_space import ChunkSpace
 from meshwise.inter.search.chunked_pipeline import (
     ChunkedPipeline,
     Shape,
@@ -36,19 +36,13 @@ from meshwise.inter.search.chunked_pipeline import (
     memory_bytes,
 )
 from meshwise.inter.search.findings import Findings
-from meshwise.inter.search.microbatch_counts import bounds_of, microbatch_counts
+from meshwise.inter.search.microbatch_counts import bounds_of
 from meshwise.inter.search.mixed_chunks import best_mixed
 from meshwise.inter.search.price_of_memory import fitting
 from meshwise.inter.search.run_needs import RunNeeds
 from meshwise.inter.search.search import FoundPipeline
-from meshwise.inter.search.search_space import (
-    SearchOptions,
-    guessed_s,
-    priced_way,
-    variants_of,
-)
+from meshwise.inter.search.search_space import SearchOptions, priced_way
 from meshwise.inter.search.unsearched_memory import NamedMemoryError
-from meshwise.intra.batch_loops import operator_paths
 from meshwise.plan.stage import Remat
 from meshwise.schedules.pipeline_schedule import PipelineSchedule
 from meshwise.units import bytes_text, counted
@@ -69,8 +63,12 @@ def interleaved_pipelines(
     report: Callable[[str], object] = lambda _: None,
     below_s: Callable[[], float] = lambda: math.inf,
     seeks_remedies: Callable[[], bool] = lambda: True,
+    tried: dict[int, float] | None = None,
 ) -> Generator[FoundPipeline]:
-    """Yield pipelines that may be faster than the fastest so far, the most promising first.
+    """Yield pipelines that may be faster than the fastest so far.
+
+    While no step is known, the first one that fits comes at once.  All others are planned first,
+    and the most promising one comes first.
 
     Args:
         cluster: Where they run; of equal hosts.
@@ -82,6 +80,8 @@ def interleaved_pipelines(
             bound is left out.
         seeks_remedies: Whether to say how much memory would suffice, which takes long; asked
             when nothing fits.
+        tried: In the end gets the seconds of the best step by the closed form for each number of
+            micro-batches; None if nobody asks.
 
     Raises:
         PlanError: the cluster's hosts differ, or no number of stages and micro-batches that is
@@ -108,6 +108,8 @@ def interleaved_pipelines(
         for found in search.run():
             found_any = True
             yield found
+        if tried is not None:
+            tried.update(search.tried())
         if is_first and not found_any:
             raise _what_is_missing(search, _ROUNDS if seeks_remedies() else 0)
 
@@ -172,9 +174,17 @@ class _Search:
     planned: list[ChunkedPipeline] = field(default_factory=list[ChunkedPipeline])
     _waiting: list[_Waiting] = field(init=False, default_factory=list[_Waiting])
     _numbers: Iterator[int] = field(init=False, default_factory=itertools.count)
-    _rings: bool | None = field(init=False, default=None)
+    _tries: ChunkSpace = field(init=False)
     # Whose bounds serve a pipeline before it is looked at more closely.
     _rough: dict[_Way, BoundsKey] = field(init=False, default_factory=dict[_Way, BoundsKey])
+
+    def __post_init__(self) -> None:
+        self._tries = ChunkSpace(
+            cluster=self.cluster,
+            options=self.options,
+            schedule=self.schedule,
+            costs=self.findings.costs,
+        )
 
     def run(self) -> Iterator[FoundPipeline]:
         """Yield what fits, until no bound is below the fastest step."""
@@ -185,6 +195,7 @@ class _Search:
 
     def _fastest_first(self) -> Iterator[FoundPipeline]:
         """Yield what fits of all that waits, until no bound is below the fastest step."""
+        is_first = True
         # Where nothing fitted at the prices tried, larger micro-batches are not tried.
         too_few: dict[object, int] = {}
         while self._waiting:
@@ -192,7 +203,7 @@ class _Search:
             way, schedule = best.way, best.schedule
             if best.made is not None:
                 if best.made.least_s < self.below_s():
-                    yield best.made.found(self.options, self._space(), self._tried())
+                    yield self._found(best.made)
                 continue
             if best.bound_s >= self.below_s():
                 continue
@@ -204,13 +215,19 @@ class _Search:
                 heapq.heappush(self._waiting, best._replace(bound_s=bound_s, is_looked_at=True))
                 continue
             for made in self._planned(way, schedule):
-                if self._fits(made):
-                    waits = best._replace(
-                        bound_s=made.step_s, number=next(self._numbers), made=made
-                    )
-                    heapq.heappush(self._waiting, waits)
-                else:
+                if not self._fits(made):
                     too_few[alike] = way.num_microbatches
+                    continue
+                if is_first and math.isinf(self.below_s()):
+                    # Its step is a limit for all others.
+                    is_first = False
+                    yield self._found(made)
+                    continue
+                waits = best._replace(bound_s=made.step_s, number=next(self._numbers), made=made)
+                heapq.heappush(self._waiting, waits)
+
+    def _found(self, made: ChunkedPipeline) -> FoundPipeline:
+        return made.found(self.options, self._space(), self.tried())
 
     def _bound_three_axes(self) -> None:
         """Bound the fastest pipelines on meshes of three axes, which may make them faster."""
@@ -218,7 +235,7 @@ class _Search:
         fastest: dict[object, tuple[_Way, PipelineSchedule]] = {}
         for made in sorted(self.planned, key=lambda made: made.step_s):
             (kind, num_meshes, count, _, schedule), (first, *_) = made.shape, made.ways
-            mesh = self._rows_first(kind, count, 2)
+            mesh = self._tries.rows_first(kind, count, 2)
             if mesh is not None and self._fits(made) and made.step_s < below_s:
                 way = _Way(kind, num_meshes, count, mesh, first.remat)
                 fastest.setdefault((kind, count), (way, schedule))
@@ -226,61 +243,24 @@ class _Search:
             self._rough[way] = _key(way)
             self._push(way, schedule, is_looked_at=True)
 
-    def _rows_first(self, kind: SubmeshKind, count: int, width: int) -> LogicalMesh | None:
-        """Return a mesh whose first axis has a device for each row; None if it is not worth a try.
-
-        Args:
-            kind: The devices.
-            count: Number of micro-batches.
-            width: Of the third axis; 1 for none.
-        """
-        if not self.options.intra.rows_first or kind.num_hosts == 1 or not self._has_rings():
-            return None
-        rows = self.options.batch_size // count
-        rest = kind.num_devices // (rows * width)
-        if rows == 1 or rest <= 1 or rows * rest * width != kind.num_devices:
-            return None
-        return kind.mesh((rows, rest) if width == 1 else (rows, rest, width))
-
-    def _has_rings(self) -> bool:
-        """Return whether keys of attention may go round in some layer."""
-        if self._rings is None:
-            costs, count = self.findings.costs, microbatch_counts(self.options)[0]
-            pieces = [costs.graph(c, self.options.remats[0], count) for c in costs.source.classes]
-            graphs = {id(piece): piece.graph for piece in pieces}.values()
-            self._rings = any(
-                op.rule.ring is not None for graph in graphs for _, op in operator_paths(graph)
-            )
-        return self._rings
-
     def _fits(self, made: ChunkedPipeline) -> bool:
         return made.peak_bytes <= memory_bytes(made.shape.kind, self.options)
 
     def _bound_all(self) -> None:
         """Bound every pipeline roughly."""
-        shapes = self._shapes()
+        shapes = self._tries.shapes()
         counts = sorted({count for _, _, count in shapes})
-        num_layers = len(self.findings.costs.source.classes)
         ways = dict.fromkeys(
             _Way(kind, num_meshes, count, mesh, remat)
             for kind, num_meshes, count in shapes
-            for mesh, remat in self._views(kind, count)
+            for mesh, remat in self._tries.views(kind, count)
         )
         self._rough = {way: self._rough_key(way, counts) for way in ways}
         self.beside.bound(list(self._rough.values()), self.report)
         for way in ways:
-            for schedule in _schedules(self.schedule, num_layers // way.num_meshes):
+            for schedule in self._tries.schedules(way.num_meshes):
                 if self.options.num_stages in (None, way.num_meshes * schedule.chunks):
                     self._push(way, schedule)
-
-    def _views(self, kind: SubmeshKind, count: int) -> Iterator[tuple[LogicalMesh, Remat]]:
-        """Yield the logical meshes to try, each with what the backward pass computes again."""
-        for variant in variants_of(kind, self.options, self._guessed_s(kind)):
-            yield variant.mesh, variant.remat
-        mesh = self._rows_first(kind, count, 1)
-        if mesh is not None:
-            for remat in self.options.remats:
-                yield mesh, remat
 
     def _push(self, way: _Way, schedule: PipelineSchedule, *, is_looked_at: bool = False) -> None:
         """Bound a pipeline, and let it wait if it may be faster than the fastest and fit."""
@@ -341,7 +321,7 @@ class _Search:
         tried: list[ChunkedPipeline] = []
 
         def planned(price: float) -> ChunkedPipeline | None:
-            second = self._guessed_s(kind)
+            second = self._tries.guessed_s(kind)
             variant = priced_way(kind, way.mesh, way.remat, price, self.options, second)
             made = chunked_pipeline(shape, variant, self.findings.costs)
             tried.extend([] if made is None else [made])
@@ -356,44 +336,6 @@ class _Search:
         self.planned += tried if mixed is None else [*tried, mixed]
         return found
 
-    def _guessed_s(self, kind: SubmeshKind) -> float:
-        return guessed_s([kind], self.cluster, self.options)
-
-    def _shapes(self) -> list[tuple[SubmeshKind, int, int]]:
-        """Meshes that fill the cluster, how many they are, and numbers of micro-batches."""
-        counts, schedule = microbatch_counts(self.options), self.schedule
-        num_layers, num_devices = len(self.findings.costs.source.classes), self.cluster.num_devices
-        kinds = {
-            num_devices // kind.num_devices: kind
-            for kind in self.cluster.submesh_kinds()
-            if num_devices % kind.num_devices == 0
-        }
-        kinds.pop(1, None)
-        asked = self.options.num_stages
-        stages = {
-            n: [n * s.chunks for s in _schedules(schedule, num_layers // n)] for n in sorted(kinds)
-        }
-        found = [
-            (kinds[n], n, count)
-            for n, each in stages.items()
-            if each and (asked is None or asked in each)
-            for count in counts
-            if schedule.allows(n, count)
-        ]
-        if not found:
-            what = "pipeline" if asked is None else counted(asked, "stage")
-            times = f"at least {schedule.chunks}" if schedule.any_chunks else schedule.chunks
-            divides = ", by 2 or a divisor of a mesh's layers" if schedule.any_chunks else ""
-            raise PlanError(
-                f"schedule {schedule.name}: no {what} on {counted(num_devices, 'device')} of "
-                f"{self.cluster.name} with {counted(num_layers, 'layer')}; stages must be {times} "
-                "times as many as equal meshes "
-                f"({', '.join(map(str, stages)) or 'there is one device only'}){divides}, "
-                "micro-batches "
-                f"({', '.join(map(str, counts))}) {schedule.microbatches_text}"
-            )
-        return found
-
     def _space(self) -> str:
         chunks = "two or more" if self.schedule.any_chunks else self.schedule.chunks
         return (
@@ -404,8 +346,8 @@ class _Search:
             f"schedule {self.schedule.name}"
         )
 
-    def _tried(self) -> dict[int, float]:
-        """Seconds of the best step by the closed form for each number of micro-batches."""
+    def tried(self) -> dict[int, float]:
+        """Return the seconds of the best step by the closed form for each B with one that fits."""
         found: dict[int, float] = {}
         for made in self.planned:
             if self._fits(made):
@@ -416,17 +358,6 @@ class _Search:
 
 def _key(way: _Way) -> BoundsKey:
     return BoundsKey(way.mesh, way.remat, way.num_microbatches)
-
-
-def _schedules(schedule: PipelineSchedule, most: int) -> list[PipelineSchedule]:
-    """A schedule with each number of stages a mesh that is worth a try, `most` at most.
-
-    They are those that divide the layers of a mesh, and the least number.
-    """
-    if not schedule.any_chunks:
-        return [schedule] if schedule.chunks <= most else []
-    counts = [v for v in range(2, most + 1) if v == schedule.chunks or most % v == 0]
-    return [replace(schedule, chunks=v) for v in counts]
 
 
 def _what_is_missing(search: _Search, rounds: int) -> InfeasibleError:

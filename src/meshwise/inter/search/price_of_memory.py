@@ -58,7 +58,7 @@ def fitting(
         step = 1
         while not fits(high) and not is_slow(high):
             low, high, step = high, min(high + step, _LAST), 2 * step
-    while high - low > 1 and fits(high) and _is_worth(at(low), at(high)):
+    while high - low > 1 and fits(high) and not is_slow(low) and _is_worth(at(low), at(high)):
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     found = (m for m in known.values() if m is not None and m.peak_bytes <= memory_bytes)

@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from meshwise.graph.graph import Graph, Operator, Tensor
 from meshwise.graph.layout import Layout
-from meshwise.graph.sends import ring_axes, sends
+from meshwise.graph.sends import ring_axes, ring_share, sends
 from meshwise.graph.structure import BodyPart
 from meshwise.plan.decision import GraphDecision, OperatorDecision, Use
 
@@ -108,6 +108,23 @@ def has_ring(graph: Graph, decision: GraphDecision, sizes: tuple[int, ...]) -> b
         ring_axes(visit.operator.rule, visit.decision.strategy, sizes)
         for visit in visits(graph, decision)
         if visit.operator.rule.ring is not None
+    )
+
+
+def computes_hidden_scores(graph: Graph, decision: GraphDecision, sizes: tuple[int, ...]) -> bool:
+    """Return whether devices compute scores that a mask hides, and that one device would leave out.
+
+    Args:
+        graph: The graph.
+        decision: Its decision.
+        sizes: Sizes of the mesh axes.
+    """
+    alone = (1,) * len(sizes)
+    return any(
+        ring_share(rule, strategy, sizes) == 1 > ring_share(rule, strategy, alone)
+        for visit in visits(graph, decision)
+        for rule, strategy in [(visit.operator.rule, visit.decision.strategy)]
+        if rule.ring is not None
     )
 
 

@@ -150,6 +150,15 @@ class Layering:
             dict(zip(theirs, ours, strict=True))
         )
 
+    def separates(self, num_microbatches: int) -> bool:
+        """Return whether all layers run in so many micro-batches."""
+        try:
+            for c in set(self.classes):
+                self.graph(c, c, num_microbatches)
+        except TraceError:
+            return False
+        return True
+
     def crossing_bytes(self, layer: int) -> int:
         """Bytes, for the whole batch, of the activations that cross the cut after a layer."""
         if layer not in self._crossing:
