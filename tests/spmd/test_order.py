@@ -41,3 +41,26 @@ def test_small_results_show_that_a_loop_is_over(
     sizes: tuple[tuple[int, ...], ...], want: list[bool]
 ) -> None:
     assert read(*(jnp.zeros(size) for size in sizes)) == want
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float32", "int8", "uint32", "bool"]
+)
+def test_values_of_every_type_show_that_it_is_over_and_are_not_changed(dtype: str) -> None:
+    loop, value = jnp.zeros(8, dtype), jnp.arange(4).astype(dtype)
+    assert read(loop) == [True]
+
+    def program(loop: Array, value: Array) -> Array:
+        order = Order(is_kept=True)
+        order.after_loop([loop])
+        return order.communicate(lambda x: x, value)
+
+    got = jax.jit(program)(loop, value)
+    assert got.dtype == value.dtype
+    assert (got.astype(jnp.float32) == value.astype(jnp.float32)).all()
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("dtype", ["float64", "int64", "complex128"])
+def test_values_of_64_bits_do_so_too(dtype: str) -> None:
+    assert read(jnp.zeros(8, dtype)) == [True]

@@ -185,7 +185,8 @@ def _holds(value: Array) -> Array:
     """True, read from an element of a value in a way that XLA does not see through."""
     first = lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
     number = first.real if jnp.iscomplexobj(first) else first
-    number = number.astype(jnp.promote_types(number.dtype, jnp.float32))
+    # Types of 8 bits are not promoted by themselves; of integers XLA would know the answer.
+    number = number.astype(jnp.float64 if number.dtype == jnp.float64 else jnp.float32)
     return (number < 0) | (number >= 0) | (number != number)
 
 
