@@ -1,8 +1,8 @@
 """Solves a problem within a time limit: reductions, then a bound and a search beside each other.
 
 One thread reduces the problem, raises the bound, takes out choices that cannot be better than the
-best solution known, and gives what is left to an exact engine once it is small.  Each other one
-mends a first solution and searches around the best one of all, with other random numbers.  The
+best solution known, and gives what is left to an exact engine once it is small.  Each of the others
+mends a first solution and searches around the best one, with random numbers of its own.  The
 calling thread only waits, so that it is on time and can be interrupted.  Compiled kernels do not
 hold Python's lock, so up to eight cores work.
 """
