@@ -65,10 +65,10 @@ def _split_order(
         task = whole.tasks[mesh][position]
         tasks = split.tasks[mesh]
         while tasks[next_of[mesh]] != task:
-            places.append(TaskPlace(mesh, next_of[mesh]))
+            places.append((mesh, next_of[mesh]))
             next_of[mesh] += 1
-        places.append(TaskPlace(mesh, next_of[mesh]))
+        places.append((mesh, next_of[mesh]))
         next_of[mesh] += 1
     for mesh, tasks in enumerate(split.tasks):
-        places += [TaskPlace(mesh, position) for position in range(next_of[mesh], len(tasks))]
+        places += [(mesh, position) for position in range(next_of[mesh], len(tasks))]
     return tuple(places)

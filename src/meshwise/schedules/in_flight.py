@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from meshwise.schedules.schedule import BACKWARD, FORWARD, Schedule
+from meshwise.schedules.schedule import BACKWARD, FORWARD, WEIGHT, Schedule
 
 
 class Held(NamedTuple):
@@ -32,20 +33,27 @@ def held_at_peak(
             of its `F` to the end of its `B`.
         late_bytes: The bytes held from there to the end of its `W`, where the backward is split.
     """
-    now = {stage: Held(0, 0) for stage in schedule.stages_on(mesh)}
-    best, most, num_bytes = dict(now), 0.0, 0.0
-    for kind, stage, _ in schedule.tasks[mesh]:
-        in_flight, waiting = now[stage]
+    tasks = schedule.tasks[mesh]
+    num_bytes = most = 0.0
+    peak = 0  # how many tasks have begun by then
+    for position, (kind, stage, _) in enumerate(tasks):
         if kind == FORWARD:
-            in_flight, num_bytes = in_flight + 1, num_bytes + held_bytes[stage]
-        now[stage] = Held(in_flight, waiting)
+            num_bytes += held_bytes[stage]
+            if num_bytes > most:
+                peak, most = position + 1, num_bytes
+            continue
         if num_bytes > most:
-            best, most = dict(now), num_bytes
+            peak, most = position, num_bytes
         if kind == BACKWARD:
-            in_flight, num_bytes = in_flight - 1, num_bytes - held_bytes[stage]
+            num_bytes -= held_bytes[stage]
             if schedule.splits_backward:
-                waiting, num_bytes = waiting + 1, num_bytes + late_bytes[stage]
-        elif kind != FORWARD:
-            waiting, num_bytes = waiting - 1, num_bytes - late_bytes[stage]
-        now[stage] = Held(in_flight, waiting)
-    return best
+                num_bytes += late_bytes[stage]
+        else:
+            num_bytes -= late_bytes[stage]
+    begun = Counter((kind, stage) for kind, stage, _ in tasks[:peak])
+    found: dict[int, Held] = {}
+    for stage in schedule.stages_on(mesh):
+        ended = begun[BACKWARD, stage]
+        waiting = ended - begun[WEIGHT, stage] if schedule.splits_backward else 0
+        found[stage] = Held(begun[FORWARD, stage] - ended, waiting)
+    return found

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 from meshwise.errors import ProgramError
 from meshwise.schedules.schedule import Kind, Schedule, Task, dependencies
 from meshwise.units import counted
 
-
-class TaskPlace(NamedTuple):
-    """Where a task stands in the table."""
-
-    mesh: int
-    position: int
+# Where a task stands in a table: mesh, position.
+TaskPlace = tuple[int, int]
 
 
 def verify_schedule(schedule: Schedule) -> None:
@@ -124,7 +119,7 @@ def running_order(schedule: Schedule) -> tuple[TaskPlace, ...]:
                 ended[kind, stage].add(microbatch)
                 position += 1
             if position > start:
-                order += [TaskPlace(mesh, at) for at in range(start, position)]
+                order += [(mesh, at) for at in range(start, position)]
                 next_of[mesh], progress = position, True
     if len(order) < sum(map(len, schedule.tasks)):
         raise ProgramError(

@@ -173,28 +173,43 @@ def _added_at_peak(
     waiting = {m: count * values.rows[m] for m in range(table.num_meshes)}
     held = dict.fromkeys(waiting, 0)
     most_held, most = dict(held), dict(waiting)
-    of_task = {
-        (kind, s): values.of_task(kind, s)
-        for kind, s in itertools.product((FORWARD, BACKWARD), range(table.num_stages))
+    effects = {
+        (kind, s): _effect(values, stages[s], table, kind, s)
+        for kind, s in itertools.product(table.kinds, range(table.num_stages))
     }
     for m, position in running_order(table):
-        task = table.tasks[m][position]
-        stage = stages[task.stage]
-        late = 0 if stage.weights is None else stage.weights.held_bytes
-        inside, after = (0, Counter[int]()) if task.kind == WEIGHT else of_task[task[:2]]
-        if task.kind == FORWARD:
-            held[m] += stage.microbatch_bytes
-        most_held[m] = max(most_held[m], held[m])
-        most[m] = max(most[m], held[m] + waiting[m] + inside)
-        if task.kind == BACKWARD:
-            held[m] -= stage.microbatch_bytes
-            held[m] += late if table.splits_backward else 0
-        elif task.kind == WEIGHT:
-            held[m] -= late
-        for mesh, num_bytes in after.items():
+        kind, stage, _ = table.tasks[m][position]
+        begins, inside, ends, after = effects[kind, stage]
+        now = held[m] = held[m] + begins
+        if now > most_held[m]:
+            most_held[m] = now
+        if now + waiting[m] + inside > most[m]:
+            most[m] = now + waiting[m] + inside
+        held[m] = now + ends
+        for mesh, num_bytes in after:
             waiting[mesh] += num_bytes
-            most[mesh] = max(most[mesh], held[mesh] + waiting[mesh])
+            if held[mesh] + waiting[mesh] > most[mesh]:
+                most[mesh] = held[mesh] + waiting[mesh]
     return {m: max(0, most[m] - most_held[m]) for m in most}
+
+
+def _effect(
+    values: _WaitingValues, stage: Stage, table: Schedule, kind: Kind, number: int
+) -> tuple[int, int, int, list[tuple[int, int]]]:
+    """Return what a task does to what is held and waits.
+
+    Returns:
+        Bytes held from its start on, the most that waits while it runs, bytes held from its end on,
+        and what waits on each mesh from then on.
+    """
+    late = 0 if stage.weights is None else stage.weights.held_bytes
+    if kind == WEIGHT:
+        return 0, 0, -late, []
+    inside, after = values.of_task(kind, number)
+    if kind == FORWARD:
+        return stage.microbatch_bytes, inside, 0, [*after.items()]
+    kept = late if table.splits_backward else 0
+    return 0, inside, kept - stage.microbatch_bytes, [*after.items()]
 
 
 def _last(readers: Iterable[tuple[int, bool]]) -> int:

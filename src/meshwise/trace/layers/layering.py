@@ -136,9 +136,7 @@ class Layering:
 
         The graph of a layer has the names of the first layer that is equal to it.
         """
-        of_state = {j: i for i, j in self.split.aliases}
-        results = self.update.share(layer, layer).results
-        return tuple(self.split.names[of_state[j]] for j in results if j in of_state)
+        return tuple(self.split.names[i] for i in self.update.share(layer, layer).state)
 
     def crossing_names(self, layer: int) -> CrossingNames:
         """Return the activations that cross the cuts of a layer."""

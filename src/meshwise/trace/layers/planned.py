@@ -120,9 +120,7 @@ def arguments_of(
     Returns:
         Those that the update overwrites, and all others that are read.
     """
-    of_state = {j: i for i, j in cutter.split.aliases}
-    state = [of_state[j] for j in share.results if j in of_state]
-    batch = cutter.split.batch_dims
+    state, batch = share.state, cutter.split.batch_dims
     read = {*piece.arguments, *cutter.arguments_of_roots(piece)}
     read.update(i for i in share.arguments if i not in batch)
     return tuple(map(StepArgument, state)), tuple(map(StepArgument, sorted(read.difference(state))))

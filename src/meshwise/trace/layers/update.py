@@ -38,6 +38,7 @@ class Share:
         arguments: Positions of the step's arguments that it reads.
         values: Positions, among the value and the auxiliary results of the loss, that it reads.
         results: Positions of the step's results that it makes.
+        state: Positions of the step's arguments that its results overwrite, in their order.
         shared: Variables joined from several pieces that it reads.
         sends: Variables of its own that go into what joins pieces, phase by phase: those of a later
             phase follow from what earlier ones joined (the norm of clipped gradients).
@@ -49,6 +50,7 @@ class Share:
     arguments: tuple[int, ...]
     values: tuple[int, ...]
     results: tuple[int, ...]
+    state: tuple[int, ...]
     shared: tuple[Var, ...]
     sends: tuple[tuple[Var, ...], ...]
 
@@ -105,11 +107,13 @@ class Update:
         for j, v in enumerate(jaxpr.outvars):
             if variables([v]) and self.label.get(v, _FREE) >= 0:
                 self.results.setdefault(self.label[v], []).append(j)
+        self.overwritten = {j: i for i, j in split.aliases}
         self.sent: dict[int, dict[Var, None]] = {}
         for eqn in self.joining:
             for v in variables(eqn.invars):
                 if self.label.get(v, _FREE) >= 0:
                     self.sent.setdefault(self.label[v], {})[v] = None
+        self._shares: dict[tuple[int, int], Share] = {}
 
     def _is_free(self, eqn: Eqn) -> bool:
         return self.label.get(eqn.outvars[0], _FREE) == _FREE
@@ -130,6 +134,11 @@ class Update:
 
     def share(self, first: int, last: int) -> Share:
         """Return what the layers `first` to `last` do, both included."""
+        if (first, last) not in self._shares:
+            self._shares[first, last] = self._share(first, last)
+        return self._shares[first, last]
+
+    def _share(self, first: int, last: int) -> Share:
         layers = range(first, last + 1)
         jaxpr = self.split.update.jaxpr
         results = sorted(j for k in layers for j in self.results.get(k, ()))
@@ -156,6 +165,7 @@ class Update:
             arguments=tuple(sorted(self.position[v] for v in read if v in self.position)),
             values=tuple(sorted(self.value_at[v] for v in read if v in self.value_at)),
             results=tuple(results),
+            state=tuple(self.overwritten[j] for j in results if j in self.overwritten),
             shared=tuple(sorted(shared, key=lambda v: self.order[self.maker[v]])),
             sends=tuple(
                 tuple(v for v in sends if self.level.get(v, 0) == phase)
