@@ -251,8 +251,34 @@ def _far_from_products(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
 
 
+def _far_away(q: Any, k: Any, v: Any) -> Any:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    for _ in range(600):
+        scores = scores * 1.001 + 0.001
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def _centred(q: Any, k: Any, v: Any) -> Any:
+    """Scores that each key has a part in: no block of keys gives its own."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    scores = scores - jnp.mean(scores, axis=-1, keepdims=True)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def _less_than_largest(q: Any, k: Any, v: Any) -> Any:
+    """Weights of the keys alone whose scores are near the largest."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    is_near = scores > jnp.max(scores, axis=-1, keepdims=True) - 1
+    weights = jax.nn.softmax(jnp.where(is_near, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
 @pytest.mark.parametrize(
-    "attention", [_kept, _dropped, _sigmoid, _one_row, _one_head, _far_from_products]
+    "attention",
+    [
+        *(_kept, _dropped, _sigmoid, _one_row, _one_head, _far_from_products, _far_away),
+        *(_centred, _less_than_largest),
+    ],
 )
 def test_what_is_more_or_less_than_attention_stays(attention: Attention) -> None:
     assert _joined(_step(attention), _arrays(HEADS), ()) is None

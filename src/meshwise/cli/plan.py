@@ -201,6 +201,7 @@ Examples:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
 )
+@collection_paused()  # to look through all that planning made once takes seconds
 def plan(
     model: str | None,
     step: str | None,
@@ -271,8 +272,7 @@ def plan(
         from meshwise.api.verify import check_target
 
         check_target(cluster, target)
-    with collection_paused():
-        chosen = chosen_step(model, step, batch, dtype, changes)
+    chosen = chosen_step(model, step, batch, dtype, changes)
     verified = ""
     with kept_records() if uses_cache else nullcontext() as records:
         planner = _Planner(request, chosen, report, records)
@@ -447,5 +447,4 @@ class _Planner:
             donate_argnums="auto",
             parameters=tuple((number, parameter.name) for number, parameter in found),
         )
-        with collection_paused():
-            return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report, self.records)
+        return plan_pipeline(fun, tuple(args), {}, signature, asked, self.report, self.records)

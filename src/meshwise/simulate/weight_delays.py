@@ -17,6 +17,8 @@ from meshwise.simulate.stage_pipeline import stage_pipeline
 _SAME = 1e-9
 # Longer delays to try without a gain: with dozens of stages each try is seconds of simulation.
 _PATIENCE = 6
+# With twice as many stages every second delay is tried first, and so on.
+_ONE_BY_ONE = 16
 # To choose a delay, steps of this many micro-batches a stage and of twice as many are simulated.
 # The time of a longer step follows from the two.
 _FEW = 8
@@ -31,7 +33,8 @@ def asked_delays(
     longer than one without delays whose transfers take no time; where none does, the least of
     those with which it is shortest.  Of many micro-batches a few are simulated for that, since all
     but the first and the last ones take equally long.  Delays that do not fit into memory are not
-    tried, and no more are tried after `_PATIENCE` in a row without a gain.
+    tried, and no more are tried after `_PATIENCE` in a row without a gain.  With many stages a few
+    delays are tried first, and then those around the best of them.
 
     Args:
         schedule: The schedule that is asked for; one that does not delay weights gives no delays.
@@ -60,14 +63,21 @@ def asked_delays(
         return more_s + (more_s - least_s) * (count - 2 * few) / few
 
     enough = step_s(0, [replace(stage, send_bytes=0) for stage in stages]) * (1 + _SAME)
-    best, least = 0, step_s(0, stages)
-    for k in range(2, 4 * max(len(stages) - 1, 1) + 1, 2):
-        # As much waits in few micro-batches as in all.
-        if least <= enough or k > best + 2 * _PATIENCE or not fits(stages, delayed(k, few)):
-            break
-        now = step_s(k, stages)
-        if now < least * (1 - _SAME):
-            best, least = k, now
+    best, least = 0, max(step_s(0, stages), enough)
+    most = 4 * max(len(stages) - 1, 1)
+    coarse = 2 * max(1, len(stages) // _ONE_BY_ONE)
+    for stride in dict.fromkeys((coarse, 2)):
+        # Those around the best coarse one are tried one by one, the least of equal ones first.
+        first = max(best - coarse, 0) + stride
+        last = most if stride == coarse else min(best + coarse - stride, most)
+        for k in range(first, last + 1, stride):
+            # As much waits in few micro-batches as in all.
+            is_hopeless = k > best and (least <= enough or k > best + stride * _PATIENCE)
+            if is_hopeless or not fits(stages, delayed(k, few)):
+                break
+            now = max(step_s(k, stages), enough)
+            if now < least * (1 - _SAME) or (k < best and now <= least):
+                best, least = k, now
     return tuple(spread_delays(best, len(stages)))
 
 

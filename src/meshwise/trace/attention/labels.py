@@ -27,10 +27,8 @@ OUTSIDE, NUMBER, POSITIONS = "outside", "number", "positions"
 MAX, SUM = "max of", "sum of"
 ELEMENTWISE = frozenset(elementwise.TABLE) - {"bitcast_convert_type", "stop_gradient", "copy"}
 _REDUCTIONS = {"reduce_max": MAX, "reduce_sum": SUM}
-
-
 # A node is written out as a tree; larger ones are given up, since values may come in often.
-_LARGEST = 10_000
+_LARGEST = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +46,14 @@ class Value:
     node: Node
     labels: Labels
     size: int = 1
+
+
+def reduces(node: Node) -> bool:
+    """Return whether a node has a maximum or a sum in it, which no block of the product gives."""
+    if node[0] in (MAX, SUM):
+        return True
+    is_leaf = node == PRODUCT or node[0] in (OUTSIDE, NUMBER, POSITIONS)
+    return not is_leaf and any(map(reduces, node[2]))
 
 
 def operation(eqn: Eqn, nodes: tuple[Node, ...]) -> Node:

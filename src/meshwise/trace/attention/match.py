@@ -34,6 +34,7 @@ from meshwise.trace.attention.labels import (
     followed,
     labels_in,
     number,
+    reduces,
     reshaped,
 )
 from meshwise.trace.layers.equations import dependent, variables
@@ -211,7 +212,7 @@ def _softmax(node: Node, *, any_sum: bool) -> tuple[Node, int] | None:
     if str(shifted[0]) != "sub":
         return None
     scores, largest = shifted[2]
-    if largest[0] != MAX or largest[1] != below[1] or largest[2] != scores:
+    if largest[0] != MAX or largest[1] != below[1] or largest[2] != scores or reduces(scores):
         return None
     return scores, below[1]
 
