@@ -239,7 +239,7 @@ def _interleaved(asked: PipelineSearch) -> PlannedPipeline | None:
         asked.cluster,
         options,
         options.schedules[0],
-        asked.plans.findings(costs),
+        asked.plans.findings(costs, asked.cluster.num_devices),
         asked.report,
         below_s=lambda: fastest.below_s,
         seeks_remedies=asked.seeks_remedies,

@@ -167,7 +167,7 @@ def _search(
             schedule takes room that the search does not know of.
     """
     cluster, report = asked.cluster, asked.report
-    findings = asked.plans.findings(costs)
+    findings = asked.plans.findings(costs, cluster.num_devices)
     find = partial(
         search,
         source,

@@ -59,12 +59,13 @@ class SharedPlans:
                 self._known[key] = self.layers, free
         return self._known[key]
 
-    def findings(self, costs: VariantCosts) -> Findings:
+    def findings(self, costs: VariantCosts, num_devices: int) -> Findings:
         """Return what searches found out and hand on.
 
         Args:
             costs: Plans of layers, of `of`.
+            num_devices: Of the cluster.
         """
         if costs not in self._findings:
-            self._findings[costs] = Findings(costs)
+            self._findings[costs] = Findings(costs, num_devices)
         return self._findings[costs]

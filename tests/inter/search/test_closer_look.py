@@ -21,7 +21,7 @@ CLUSTER = mw.Cluster.virtual("2x p3.8xlarge")
 def test_no_plan_of_a_run_is_below(remat: Remat) -> None:
     costs = VariantCosts(gpt_layers(16), IntraOptions())
     (kind,) = (k for k in CLUSTER.submesh_kinds() if k.shape == (2, 4))
-    mesh, look = kind.mesh((2, 4)), CloserLook(costs)
+    mesh, look = kind.mesh((2, 4)), CloserLook(costs, CLUSTER.num_devices)
     count, layers = 4, len(costs.source.classes)
     key, rough = BoundsKey(mesh, remat, count), BoundsKey(mesh, "none", 2)
     runs = costs.runs(Variant(mesh=mesh, remat=remat, price=BytePrice()), count)
@@ -33,14 +33,14 @@ def test_no_plan_of_a_run_is_below(remat: Remat) -> None:
             least = float(each[first : last + 1].sum())
             assert least <= (runs.loop_s + runs.once_s)[first, last] * (1 + 1e-9)
     # One mesh of all devices: its own work is the step.
-    least_s = look.least_s(key, rough, np.zeros(layers), lambda s: float(s.sum()), np.inf)
+    least_s = look.least_s(key, rough, np.zeros(layers), np.inf)
     assert least_s == pytest.approx(float(each.sum()))
 
 
 def test_what_is_enough_is_not_looked_at() -> None:
     costs = VariantCosts(gpt_layers(16), IntraOptions())
     (kind,) = (k for k in CLUSTER.submesh_kinds() if k.shape == (1, 4))
-    look, key = CloserLook(costs), BoundsKey(kind.mesh((4,)), "none", 4)
+    look, key = CloserLook(costs, CLUSTER.num_devices), BoundsKey(kind.mesh((4,)), "none", 4)
     known = np.full(len(costs.source.classes), 2.0)
-    assert look.least_s(key, key, known, lambda s: float(s.sum()), 1.0) == known.sum()
+    assert look.least_s(key, key, known, 1.0) == known.sum() / 2
     assert not costs.has_bounds(*key)

@@ -186,7 +186,7 @@ def test_nothing_that_is_left_out_is_faster(name: str) -> None:
         batch_size=64, step_flop=flop, schedules=(schedule,), num_microbatches=(4, 16)
     )
     costs = VariantCosts(layers, options.intra)
-    findings = Findings(costs)
+    findings = Findings(costs, cluster.num_devices)
     told: list[str] = []
     # How many were planned before the first one was given away.
     before: list[int] = []
@@ -295,7 +295,7 @@ def test_three_axes_are_tried_where_keys_may_go_round(*, joins_attention: bool) 
     (schedule,) = (s for s in SEARCHED if s.name == NAME)
     cluster = mw.Cluster.virtual("4x p3.8xlarge")
     told: list[str] = []
-    findings = Findings(VariantCosts(layers, options.intra))
+    findings = Findings(VariantCosts(layers, options.intra), cluster.num_devices)
     found = list(interleaved_pipelines(cluster, options, schedule, findings, told.append))
     sizes = {way.mesh.sizes for pipeline in found for ways in pipeline.variants for way in ways}
     # Two meshes of two hosts, and two rows in a micro-batch.

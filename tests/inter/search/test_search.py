@@ -82,7 +82,7 @@ class Counted(Formulas):
 @pytest.mark.parametrize("memory_gib", [80, 16, 10])
 def test_a_search_goes_on_from_what_others_found(memory_gib: int) -> None:
     costs = Counted()
-    findings = Findings(costs)
+    findings = Findings(costs, CLUSTER.num_devices)
     asked = set[object]()
     for share, schedule in itertools.product((0.0, 0.3, 0.1, 0.0), SCHEDULES):
         options = replace(

@@ -34,11 +34,7 @@ from meshwise.schedules.pipeline_schedule import PipelineSchedule
 
 
 def least_step_s(
-    loop_s: Floats,
-    schedule: PipelineSchedule,
-    num_meshes: int,
-    num_microbatches: int,
-    layer_s: Floats | None = None,
+    loop_s: Floats, schedule: PipelineSchedule, num_meshes: int, num_microbatches: int
 ) -> float:
     """Return seconds that no simulated step takes less than; infinite if there is no cut.
 
@@ -48,23 +44,14 @@ def least_step_s(
         schedule: The schedule.
         num_meshes: n.
         num_microbatches: B.
-        layer_s: Seconds of each layer in a step, what is done once included, or bounds of them;
-            None if they are not known.
     """
     stages = num_meshes * schedule.chunks
-    all_s = loop_s if layer_s is None else np.maximum(loop_s, _added_up(layer_s))
     waits = np.zeros(stages)
     if not schedule.splits_backward:
         waits[:num_meshes] = np.arange(num_meshes)[::-1]
-    slowest = least_of_largest(all_s, stages)
-    work_s = least_sum(all_s, loop_s, waits / num_microbatches)
-    return max(slowest, work_s / num_meshes, crowded(np.diagonal(all_s), num_meshes))
-
-
-def _added_up(layer_s: Floats) -> Floats:
-    """Return the sum of each run of layers, (first layer, last layer)."""
-    until = np.cumsum(layer_s)
-    return until[None, :] - (until - layer_s)[:, None]
+    slowest = least_of_largest(loop_s, stages)
+    work_s = least_sum(loop_s, loop_s, waits / num_microbatches)
+    return max(slowest, work_s / num_meshes, crowded(np.diagonal(loop_s), num_meshes))
 
 
 def crowded(amounts: Floats, num_meshes: int) -> float:

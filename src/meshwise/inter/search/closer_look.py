@@ -17,6 +17,7 @@ from meshwise.cluster.mesh import LogicalMesh
 from meshwise.inter.cost_table.variant import BoundsKey, LayerKey, Variant
 from meshwise.inter.cost_table.variant_costs import VariantCosts
 from meshwise.inter.layer_cost.state_costs import BytePrice
+from meshwise.inter.search.chunk_bounds import crowded
 from meshwise.kernels.arrays import Floats
 from meshwise.plan.stage import Remat
 
@@ -27,37 +28,34 @@ _MOST_LOOKS = 12
 class CloserLook:
     """What is known of layers."""
 
-    def __init__(self, costs: VariantCosts) -> None:
+    def __init__(self, costs: VariantCosts, num_devices: int) -> None:
         """Know nothing yet.
 
         Args:
             costs: Plans layers.
+            num_devices: Devices of the cluster; meshes of equal size fill it.
         """
-        self._costs = costs
+        self._costs, self._num_devices = costs, num_devices
         self._classes = np.array(costs.source.classes)
         # By mesh, rematerialisation and class of layers, for numbers of micro-batches.
         self._known: dict[tuple[LogicalMesh, Remat, int], dict[int, float]] = {}
         # Layers that are not looked at again.
         self._ended: set[tuple[BoundsKey, int]] = set()
 
-    def least_s(
-        self,
-        key: BoundsKey,
-        rough: BoundsKey,
-        layer_s: Floats,
-        step_s: Callable[[Floats], float],
-        enough_s: float,
-    ) -> float:
+    def least_s(self, key: BoundsKey, rough: BoundsKey, layer_s: Floats, enough_s: float) -> float:
         """Return seconds that no step takes less than whose meshes all plan their layers this way.
 
         Args:
             key: The mesh, what is computed again, and B.
             rough: What takes no more time, and serves others too; it is looked at first.
             layer_s: Bounds of the seconds of all micro-batches of each layer.
-            step_s: Gives seconds that no step takes less than by those that each layer takes at
-                least in it.
             enough_s: A bound of so many seconds need not be raised.
         """
+        num_meshes = self._num_devices // key.mesh.num_devices
+
+        def step_s(each: Floats) -> float:
+            return max(float(each.sum()) / num_meshes, crowded(each, num_meshes))
+
         return step_s(self._looked_at((key, rough), layer_s, step_s, enough_s))
 
     def layers_s(self, key: BoundsKey, rough: BoundsKey, run: slice, enough_s: float) -> Floats:

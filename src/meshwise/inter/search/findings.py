@@ -20,11 +20,13 @@ class Findings:
 
     Attributes:
         costs: Plans the layers.
+        num_devices: The devices of the cluster.
         closer: Looks at single layers.
         needs: Gives the least needs of runs of layers.
     """
 
     costs: VariantCosts
+    num_devices: int
     closer: CloserLook = field(init=False)
     needs: KnownNeeds = field(init=False)
     _space: object = field(init=False, default=None)
@@ -33,7 +35,7 @@ class Findings:
     )
 
     def __post_init__(self) -> None:
-        self.closer = CloserLook(self.costs)
+        self.closer = CloserLook(self.costs, self.num_devices)
         self.needs = KnownNeeds(self.costs)
 
     def table(

@@ -211,7 +211,7 @@ class _Search:
             if way.num_microbatches < too_few.get(alike, 0):
                 continue
             if not best.is_looked_at:
-                bound_s = max(best.bound_s, self._looked_at(way, schedule))
+                bound_s = max(best.bound_s, self._looked_at(way))
                 heapq.heappush(self._waiting, best._replace(bound_s=bound_s, is_looked_at=True))
                 continue
             for made in self._planned(way, schedule):
@@ -285,21 +285,13 @@ class _Search:
     def _needs_of(self, way: _Way) -> RunNeeds | None:
         return self.findings.needs.of(_key(way), self._rough[way])
 
-    def _looked_at(self, way: _Way, schedule: PipelineSchedule) -> float:
-        """Bound a pipeline by a closer look at its layers, if that might rule it out."""
+    def _looked_at(self, way: _Way) -> float:
+        """Bound pipelines by a closer look at their layers, if that might rule them out."""
         needs, below_s = self._needs_of(way), self.below_s()
         if needs is None or math.isinf(below_s):
             return 0.0
-        loop_s = needs.loop_s
-        return self.findings.closer.least_s(
-            _key(way),
-            self._rough[way],
-            np.diagonal(loop_s),
-            lambda layer_s: least_step_s(
-                loop_s, schedule, way.num_meshes, way.num_microbatches, layer_s
-            ),
-            below_s,
-        )
+        layer_s, closer = np.diagonal(needs.loop_s), self.findings.closer
+        return closer.least_s(_key(way), self._rough[way], layer_s, below_s)
 
     def _rough_key(self, way: _Way, counts: Sequence[int]) -> BoundsKey:
         """Return whose bounds serve a pipeline before it is looked at more closely."""

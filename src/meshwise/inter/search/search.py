@@ -151,7 +151,7 @@ def search(
             below_s=below_s,
             far_s=far_s,
             down_to=math.inf if down_to is None else down_to,
-            findings=findings or Findings(costs),
+            findings=findings or Findings(costs, cluster.num_devices),
         ).run()
     return found, costs
 
