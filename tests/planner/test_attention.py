@@ -240,6 +240,37 @@ def test_where_attention_as_one_operator_has_no_micro_batches_the_step_is_planne
     assert not planned.plan({"k": keys, "v": keys}, keys).joins_attention
 
 
+def test_where_nothing_fits_and_one_operator_has_no_micro_batches_memory_is_the_matter() -> None:
+    """Queries are all tokens: no batch dim is left, and rows of the batch are its rows."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            stream = x
+            for a, k, v in zip(*(weights[name] for name in "akv"), strict=True):
+                scores = jnp.einsum("btd,pd->btp", stream @ a, k)
+                mixed = jnp.einsum("btp,pd->btd", jax.nn.softmax(scores, axis=-1), v)
+                stream = stream + jnp.tanh(mixed)
+            return jnp.mean((stream - x) ** 2)
+
+        value, gradient = mw.value_and_grad(loss)(weights)
+        return jax.tree.map(lambda w, g: w - g, weights, gradient), value
+
+    shapes = {"a": (64, 64), "k": (16, 64), "v": (16, 64)}
+    weights = {n: [jax.ShapeDtypeStruct(s, jnp.float32)] * 2 for n, s in shapes.items()}
+    planned = mw.parallelize(
+        step,
+        batch_argnums=(1,),
+        method=mw.Auto(stages=2),
+        cluster=mw.Cluster.virtual("1x p3.16xlarge"),
+        num_microbatches=2,
+        memory_bytes=14_000,
+    )
+    with pytest.raises(
+        mw.errors.InfeasibleError, match=r"With [\d.]+ KiB a device .* there is one"
+    ):
+        planned.plan(weights, jax.ShapeDtypeStruct((16, 2, 64), jnp.float32))
+
+
 @pytest.mark.parametrize(("rows", "share"), [(1025, 0.2), (1025, 0.05), (1024, 0.2)])
 def test_scores_take_much_of_a_step_if_they_take_a_tenth_and_are_longer_than_a_chunk(
     rows: int, share: float

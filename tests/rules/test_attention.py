@@ -15,6 +15,7 @@ from meshwise.graph.loops import NONE, enumerate_strategies
 from meshwise.graph.sends import ring_axes, ring_share
 from meshwise.memory.scratch import scratch_bytes
 from meshwise.rules.attention.operators import attend
+from meshwise.rules.attention.scores import KEY, ROW, Positions, Scores
 from meshwise.rules.primitive import Equation
 from meshwise.rules.table import primitive_rule
 from meshwise.runtime.hlo.flop import hlo_dense_flop
@@ -136,6 +137,16 @@ def test_hidden_scores_are_left_out_on_one_device(num_rows: int, chunk: int) -> 
     np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
     for one, other in zip(back(across), wanted_back(across), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16", "float16", "uint8"])
+@pytest.mark.parametrize("dim", [ROW, KEY])
+def test_positions_of_a_block_are_those_of_the_whole(dim: int, dtype: str) -> None:
+    scores = Scores((Positions(dim, dtype),))
+    whole = jax.lax.iota(jnp.dtype(dtype), 3000)
+    block = scores.of(jnp.zeros((700, 1) if dim == ROW else (1, 700)), (), 2051, 2051)
+    assert block.dtype == dtype
+    np.testing.assert_array_equal(block.ravel(), whole[2051:2751])
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["forward", "backward"])

@@ -134,6 +134,24 @@ def test_delays_of_many_microbatches_are_those_of_whole_steps(name: str, num_byt
         assert all(times[k] > times[chosen] for k in times if k < chosen)
 
 
+@pytest.mark.parametrize("num_bytes", [10**6, 10**7])
+def test_with_many_stages_the_least_delay_that_suffices_is_found_too(num_bytes: int) -> None:
+    plan, schedule, count = pipeline(40, 80, "10x p3.8xlarge"), choices()["eager-1f1b-delayed"], 80
+    late = WeightGradients(seconds=plan.stages[0].backward_s / 2, held_bytes=0, waiting=0)
+    stages = [dataclasses.replace(s, send_bytes=num_bytes, weights=late) for s in plan.stages]
+    table = make_schedule(schedule.name, num_stages=40, num_microbatches=count)
+
+    def step_s(stages: Sequence[Stage], k: int) -> float:
+        priced = stage_pipeline(stages, plan.cluster, table.mesh_of_stage, hides_transfers=True)
+        return priced.step_time_s(with_delays(table, spread_delays(k, 40)))
+
+    chosen = asked_delays(schedule, stages, plan.cluster, count)[-1]
+    free = step_s([dataclasses.replace(s, send_bytes=0) for s in stages], 0) * (1 + 1e-9)
+    # Delays of 2, 4, ... half steps; every second one is tried first.
+    assert chosen > 2
+    assert step_s(stages, chosen) <= free < step_s(stages, chosen - 2)
+
+
 def test_delays_are_no_longer_than_fits() -> None:
     schedule = choices()["eager-1f1b-delayed"]
     late = WeightGradients(seconds=PLAN.stages[0].backward_s / 2, held_bytes=4 * GIB, waiting=0)

@@ -160,6 +160,7 @@ def _masked(hidden: Any, inner: float = 0.0) -> Attention:
         # Such types round the numbers of rows of a long sequence, or wrap around.
         (_masked(lambda row, key: row.astype("bfloat16") < key.astype("bfloat16")), False),
         (_masked(lambda row, key: row.astype("int8") < key.astype("int8")), False),
+        (_masked(lambda row, key: row.astype("uint32") - 1 < key.astype("uint32") - 1), False),
         (_masked(lambda row, key: key - row > 0), False),  # right, but not found
         (_masked(lambda row, key: row <= key), False),  # row 0 sees nothing
         (_masked(lambda row, key: row + 1 < key), False),  # a key behind is seen
@@ -287,6 +288,13 @@ def test_what_is_more_or_less_than_attention_stays(attention: Attention) -> None
 def test_a_bias_that_is_learned_stays() -> None:
     learned = _step(lambda q, k, v, b: by_jax(q, k, v, bias=b))
     assert _joined(learned, (*_arrays(), _BIAS), ()) is None
+
+
+def test_a_loss_that_is_differentiated_stays() -> None:
+    def slope(q: Any, k: Any, v: Any) -> Any:
+        return mw.grad(lambda q: jnp.sum(by_jax(q, k, v) ** 2))(q)
+
+    assert _joined(_step(slope), _arrays(), ()) is None
 
 
 def test_what_jax_has_differentiated_stays() -> None:

@@ -382,7 +382,7 @@ def _fastest(
             # Layers are measured in one process at a time.
             if step is not None and step.offload is None and request.measure is False:
                 report(f"again {ALL_IN_HOST}")
-                with suppress(InfeasibleError, PlanError):
+                with suppress(InfeasibleError, PlanError, TraceError):
                     found = searched(step, True, never)
                     return found if step is plain else _joined(found)
         return None
@@ -433,6 +433,9 @@ def _in_less_memory(
         return offloaded()
     try:
         return _joined(searched(step, bool(step.offload), lambda: offloaded() is None))
+    except TraceError:
+        # Its rows may be those of the batch, which are cut into micro-batches.
+        return offloaded()
     except InfeasibleError:
         other = offloaded()
         if other is None:

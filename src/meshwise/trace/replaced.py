@@ -71,13 +71,16 @@ def replaced_step(opened: OpenStep, find: Find, needed: frozenset[str]) -> OpenS
     return None if found is None else replace(opened, closed=found)
 
 
-def _replaced(closed: ClosedJaxpr, varied: Sequence[bool], find: Find) -> ClosedJaxpr | None:
+def _replaced(
+    closed: ClosedJaxpr, varied: Sequence[bool], find: Find, *, in_loss: bool = False
+) -> ClosedJaxpr | None:
     """Return a jaxpr with operators in place of matches; None if there is none.
 
     Args:
         closed: The jaxpr.
         varied: For each argument, whether it depends on what a gradient is taken for.
         find: Finds matches.
+        in_loss: Whether it is of a loss: one inside of it is differentiated twice, and stays.
     """
     flat = inlined(closed)
     jaxpr = flat.jaxpr
@@ -87,7 +90,7 @@ def _replaced(closed: ClosedJaxpr, varied: Sequence[bool], find: Find) -> Closed
     inner: dict[int, Any] = {}
     for eqn in jaxpr.eqns:
         mask = [not isinstance(v, Literal) and v in follows for v in eqn.invars]
-        body = _with_body(eqn, mask, find)
+        body = _with_body(eqn, mask, find, in_loss=in_loss)
         if body is not None:
             inner[id(eqn)] = body
     if not found and not inner:
@@ -121,20 +124,21 @@ def _run_equation(eqn: Eqn, body: Any, values: list[Array]) -> list[Array]:
     return bind_equation(with_params(eqn, params), values)
 
 
-def _with_body(eqn: Eqn, varied: Sequence[bool], find: Find) -> Any:
+def _with_body(eqn: Eqn, varied: Sequence[bool], find: Find, *, in_loss: bool) -> Any:
     """Return the body of an equation with operators in it; None if there is none."""
     name = eqn.primitive.name
-    if name == _LOSS and eqn.params["loss"] is eqn.params["own"]:
+    if name == _LOSS and not in_loss and eqn.params["loss"] is eqn.params["own"]:
         wrt = set(eqn.params["wrt"])
-        return _replaced(eqn.params["loss"], [i in wrt for i in range(len(eqn.invars))], find)
+        mask = [i in wrt for i in range(len(eqn.invars))]
+        return _replaced(eqn.params["loss"], mask, find, in_loss=True)
     if name == "scan":
         num_consts, num_carry = scan_counts(eqn.params)
         # A carry may follow from anything that the body takes.
         carried = range(num_consts, num_consts + num_carry)
         mask = [x or (i in carried and any(varied)) for i, x in enumerate(varied)]
-        found = _replaced(eqn.params["jaxpr"], mask, find)
+        found = _replaced(eqn.params["jaxpr"], mask, find, in_loss=in_loss)
         return None if found is None or found.consts else found
     if name in REMAT_NAMES:
-        found = _replaced(closed_jaxpr(eqn.params["jaxpr"]), varied, find)
+        found = _replaced(closed_jaxpr(eqn.params["jaxpr"]), varied, find, in_loss=in_loss)
         return None if found is None or found.consts else found.jaxpr
     return None

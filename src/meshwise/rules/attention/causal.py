@@ -26,8 +26,8 @@ class _Place(NamedTuple):
 _SEEN, _ALL, _UNSEEN = "seen", "all", "unseen"
 # The product with numbers applied to it, and the same under the mask.
 _SCORES, _MASKED = "scores", "masked"
-# Types that hold the number of every row.
-_EXACT = frozenset(("int32", "int64", "uint32", "uint64", "float32", "float64"))
+# Types that hold the number of every row, and numbers below 0.
+_EXACT = frozenset(("int32", "int64", "float32", "float64"))
 # What may be done to scores before they are masked, with numbers.
 _APPLIED = frozenset(("add", "sub", "mul", "div", "neg", "tanh"))
 

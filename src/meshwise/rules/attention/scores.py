@@ -72,9 +72,10 @@ class Scores:
                 case Positions(dim=dim, dtype=dtype):
                     shape = [1] * product.ndim
                     shape[dim] = product.shape[dim]
-                    start = jnp.asarray(row_start if dim == ROW else key_start, dtype)
-                    dims = lax.broadcasted_iota(jnp.dtype(dtype), shape, product.ndim + dim)
-                    values.append(dims + start)
+                    start = jnp.asarray(row_start if dim == ROW else key_start, jnp.int32)
+                    # A narrow type rounds each number once.
+                    dims = lax.broadcasted_iota(jnp.int32, shape, product.ndim + dim)
+                    values.append((dims + start).astype(dtype))
                 case Number():
                     values.append(step.made())
                 case Elementwise():
