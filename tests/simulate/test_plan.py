@@ -138,7 +138,10 @@ def test_delays_of_many_microbatches_are_those_of_whole_steps(name: str, num_byt
 def test_with_many_stages_the_least_delay_that_suffices_is_found_too(num_bytes: int) -> None:
     plan, schedule, count = pipeline(40, 80, "10x p3.8xlarge"), choices()["eager-1f1b-delayed"], 80
     late = WeightGradients(seconds=plan.stages[0].backward_s / 2, held_bytes=0, waiting=0)
-    stages = [dataclasses.replace(s, send_bytes=num_bytes, weights=late) for s in plan.stages]
+    stages = [
+        dataclasses.replace(s, send_bytes=num_bytes, weights=late, memory_bytes=1000 * GIB)
+        for s in plan.stages
+    ]
     table = make_schedule(schedule.name, num_stages=40, num_microbatches=count)
 
     def step_s(stages: Sequence[Stage], k: int) -> float:

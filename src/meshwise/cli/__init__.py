@@ -5,6 +5,7 @@ To add one, write `cli/<name>.py` with a click command of that name and list it 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 from typing import Any
@@ -45,13 +46,11 @@ class _LazyGroup(click.Group):
 
     def __call__(self, *args: Any, **kwargs: Any) -> object:
         """Run the command of this process; its clock is the context's object."""
-        if args or kwargs:
-            return super().__call__(*args, **kwargs)
-        try:
-            return super().__call__(obj=process_start())
-        finally:
-            # It ends: to look through all that planning made once more takes seconds.
-            gc.freeze()
+        if not args and not kwargs:
+            kwargs["obj"] = process_start()
+            # As it ends, to look through all that planning made once more takes seconds.
+            atexit.register(gc.freeze)
+        return super().__call__(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the subcommand."""
