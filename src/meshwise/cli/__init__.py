@@ -48,7 +48,7 @@ class _LazyGroup(click.Group):
         """Run the command of this process; its clock is the context's object."""
         if not args and not kwargs:
             kwargs["obj"] = process_start()
-            # As it ends, to look through all that planning made once more takes seconds.
+            # At exit Python's collector would look for garbage in all that planning made: seconds.
             atexit.register(gc.freeze)
         return super().__call__(*args, **kwargs)
 

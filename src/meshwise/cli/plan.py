@@ -201,7 +201,7 @@ Examples:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: the plan, or with --as its answer."
 )
-@collection_paused()  # to look through all that planning made once takes seconds
+@collection_paused()  # also while texts are written: one collection takes seconds
 def plan(
     model: str | None,
     step: str | None,

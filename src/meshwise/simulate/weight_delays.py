@@ -17,7 +17,7 @@ from meshwise.simulate.stage_pipeline import stage_pipeline
 _SAME = 1e-9
 # Longer delays to try without a gain: with dozens of stages each try is seconds of simulation.
 _PATIENCE = 6
-# With twice as many stages every second delay is tried first, and so on.
+# With n times as many stages only every n-th delay is tried at first.
 _ONE_BY_ONE = 16
 # To choose a delay, steps of this many micro-batches a stage and of twice as many are simulated.
 # The time of a longer step follows from the two.
